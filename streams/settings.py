@@ -35,34 +35,56 @@ class Settings(BaseSettings):
 
     # Kafka
     bootstrap_servers: str = Field("127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated.")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field("PLAINTEXT", description="How to talk to the brokers.")
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field("PLAIN", description="SASL mechanism, with a SASL_ protocol.")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="How to talk to the brokers."
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "PLAIN", description="SASL mechanism, with a SASL_ protocol."
+    )
     sasl_username: str = Field("", description="SASL user.")
     sasl_password: SecretStr = Field(SecretStr(""), description="SASL password.")
-    ssl_ca_file: Path | None = Field(None, description="CA certificate (PEM) that signs the brokers' certificates; the system's when unset.")
+    ssl_ca_file: Path | None = Field(
+        None, description="CA certificate (PEM) that signs the brokers' certificates; the system's when unset."
+    )
     ssl_cert_file: Path | None = Field(None, description="Client certificate (PEM), where brokers ask for one.")
     ssl_key_file: Path | None = Field(None, description="Key of the client certificate (PEM).")
-    schema_registry_url: str = Field("", description="Confluent-compatible schema registry; unset: Avro single-object encoding, no registry.")
-    partitions: int = Field(64, ge=1, description="Partitions of every topic that is keyed by channel or session; by default one channel, one partition.")
+    schema_registry_url: str = Field(
+        "", description="Confluent-compatible schema registry; unset: Avro single-object encoding, no registry."
+    )
+    partitions: int = Field(
+        64, ge=1, description="Partitions of every topic that is keyed by channel or session; by default one channel, one partition."
+    )
     replication_factor: int = Field(1, ge=1, description="Copies of each partition; 3 on three brokers.")
-    audio_retention_ms: int = Field(24 * 3_600_000, ge=1, description="How long asr.audio is kept: 24 h of 50 channels of 16 kHz PCM take 138 GB.")
+    audio_retention_ms: int = Field(
+        24 * 3_600_000, ge=1, description="How long asr.audio is kept: 24 h of 50 channels of 16 kHz PCM take 138 GB."
+    )
     session_timeout_ms: int = Field(
         500, ge=100, description="A worker not heard of for this long is dead; the brokers' group.min.session.timeout.ms must allow it."
     )
 
     # The worker
-    stage: Literal["", "vad", "features", "inference"] = Field("", description="The one stage to run, in the group asr.<stage>; unset: all, in the group asr.")
+    stage: Literal["", "vad", "features", "inference"] = Field(
+        "", description="The one stage to run, in the group asr.<stage>; unset: all, in the group asr."
+    )
     worker_id: str = Field("", description="Name of this worker; unset: host and process.")
     metrics_port: _Port = Field(0, description="Port for Prometheus metrics; 0: none.")
-    data_dir: Path = Field(default_factory=lambda: user_data_path("asr-streams"), description="Where the embedded broker and workers keep files.")
-    cache_dir: Path = Field(default_factory=lambda: user_cache_path("asr-streams"), description="Where downloaded programs and models are kept.")
+    data_dir: Path = Field(
+        default_factory=lambda: user_data_path("asr-streams"), description="Where the embedded broker and workers keep files."
+    )
+    cache_dir: Path = Field(
+        default_factory=lambda: user_cache_path("asr-streams"), description="Where downloaded programs and models are kept."
+    )
     snapshot_interval_ms: _Ms = Field(1_000, description="A stage's state is committed with its offsets about this often.")
     snapshot_max_bytes: int = Field(4_096, ge=256, le=32_767, description="The brokers' offset.metadata.max.bytes.")
 
     # Voice activity detection
-    vad: Literal["fusion", "traditional", "silero", "off"] = Field("fusion", description="Detectors; off: all audio is one segment up to the cap.")
+    vad: Literal["fusion", "traditional", "silero", "off"] = Field(
+        "fusion", description="Detectors; off: all audio is one segment up to the cap."
+    )
     vad_denoise: bool = Field(True, description="Denoise (FFmpeg afftdn) what the detectors hear; the recogniser hears the original.")
-    vad_confidence: float = Field(0.85, ge=0.5, le=1.0, description="The neural detector decides where its confidence, either way, is above this.")
+    vad_confidence: float = Field(
+        0.85, ge=0.5, le=1.0, description="The neural detector decides where its confidence, either way, is above this."
+    )
     vad_closing_ms: _Ms = Field(300, description="Pauses shorter than this do not split a segment.")
     vad_min_speech_ms: _Ms = Field(300, description="Segments with less speech are cancelled.")
     vad_preroll_ms: _Ms = Field(300, description="Audio before the detected onset that is forwarded with it.")
@@ -72,14 +94,20 @@ class Settings(BaseSettings):
     session_lost_ms: int = Field(30_000, ge=1_000, description="A session without audio or heartbeats for this long is closed.")
 
     # Features and inference
-    engine: Literal["whisper", "instant"] = Field("whisper", description="What recognises speech; instant answers at once with nothing, for measuring the rest.")
+    engine: Literal["whisper", "instant"] = Field(
+        "whisper", description="What recognises speech; instant answers at once with nothing, for measuring the rest."
+    )
     feature_kind: Literal["auto", "fbank", "mfcc", "none"] = Field("auto", description="Features to compute; auto: what the engine needs.")
-    model: str = Field("tiny.en", description="Model of the engine: a path, or a name found in the cache, in an installed package or on the hub.")
+    model: str = Field(
+        "tiny.en", description="Model of the engine: a path, or a name found in the cache, in an installed package or on the hub."
+    )
     language: str = Field("", description="Language where a session names none; unset: the model's own, or detected.")
     threads: int = Field(1, ge=1, description="CPU threads for each engine worker.")
     engine_workers: int = Field(2, ge=1, description="Segments that an engine without batching decodes at the same time.")
     engine_timeout_ms: int = Field(30_000, ge=100, description="An engine that does not answer for this long is killed and restarted.")
-    partial_interval_ms: _Ms = Field(1_000, description="Shortest time between two partials of one segment, for engines that decode anew; grows with load.")
+    partial_interval_ms: _Ms = Field(
+        1_000, description="Shortest time between two partials of one segment, for engines that decode anew; grows with load."
+    )
 
     # Gateway
     gateway_host: str = Field("127.0.0.1", description="Address that the gateway listens on.")

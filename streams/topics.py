@@ -7,7 +7,22 @@ from typing import Final
 
 from streams.settings import Settings
 
-__all__ = ["AUDIO", "COVERAGE", "FEATURES", "HOTWORDS", "LOG", "MODELS", "PARTIALS", "REJECTED", "SESSIONS", "SPEECH", "TOPICS", "TRANSCRIPTS", "WORKERS", "Topic"]
+__all__ = [
+    "AUDIO",
+    "COVERAGE",
+    "FEATURES",
+    "HOTWORDS",
+    "LOG",
+    "MODELS",
+    "PARTIALS",
+    "REJECTED",
+    "SESSIONS",
+    "SPEECH",
+    "TOPICS",
+    "TRANSCRIPTS",
+    "WORKERS",
+    "Topic",
+]
 
 _SECOND_MS: Final = 1_000
 _HOUR_MS: Final = 3_600 * _SECOND_MS
@@ -57,19 +72,35 @@ _COMPACT_SOON: Final = (
 # A timeout is decided on the broker's clock, so that a replay decides the same.
 _APPEND_TIME: Final = (("message.timestamp.type", "LogAppendTime"),)
 
-AUDIO: Final = Topic("asr.audio", "channel_id", "AudioFrame and the events of the recorder: what was said, and the only input", True, "delete", None, _APPEND_TIME)
+AUDIO: Final = Topic(
+    "asr.audio",
+    "channel_id",
+    "AudioFrame and the events of the recorder: what was said, and the only input",
+    True,
+    "delete",
+    None,
+    _APPEND_TIME,
+)
 SPEECH: Final = Topic("asr.speech", "channel_id", "SpeechChunk and segment events, from the VAD", True, "delete", _HOUR_MS)
 FEATURES: Final = Topic("asr.features", "channel_id", "FeatureBlock and segment events, for the engine", True, "delete", _HOUR_MS)
-COVERAGE: Final = Topic("asr.coverage", "channel_id", "Coverage, one per recorder frame: who answered it, and how fast", True, "delete", _HOUR_MS)
+COVERAGE: Final = Topic(
+    "asr.coverage", "channel_id", "Coverage, one per recorder frame: who answered it, and how fast", True, "delete", _HOUR_MS
+)
 PARTIALS: Final = Topic(
     "asr.partials", "channel_id", "Partial: the open segment's text so far", True, "compact,delete", _HOUR_MS, _COMPACT_SOON
 )
-TRANSCRIPTS: Final = Topic("asr.transcripts", "session_id:segment", "Transcript: the finals, for quality inspection", True, "compact", None, _COMPACT_SOON)
+TRANSCRIPTS: Final = Topic(
+    "asr.transcripts", "session_id:segment", "Transcript: the finals, for quality inspection", True, "compact", None, _COMPACT_SOON
+)
 SESSIONS: Final = Topic("asr.sessions", "session_id", "Session: state, versions, counts, positions", True, "compact", None, _COMPACT_SOON)
 LOG: Final = Topic("asr.log", "session_id:position", "LogEvent: the structured log", True, "compact,delete", 7 * _DAY_MS, _COMPACT_SOON)
 HOTWORDS: Final = Topic("asr.hotwords", "list name", "HotwordList: phrases to favour", False, "compact", None, _COMPACT_SOON)
 MODELS: Final = Topic("asr.models", "model name", "ModelVersion: which model new segments use", False, "compact", None, _COMPACT_SOON)
-WORKERS: Final = Topic("asr.workers", "worker id", "WorkerStatus: heartbeat, load, versions in force", False, "compact,delete", _DAY_MS, _COMPACT_SOON)
-REJECTED: Final = Topic("asr.rejected", "the record's own", "Rejected: records that could not be used, and why", False, "delete", 7 * _DAY_MS)
+WORKERS: Final = Topic(
+    "asr.workers", "worker id", "WorkerStatus: heartbeat, load, versions in force", False, "compact,delete", _DAY_MS, _COMPACT_SOON
+)
+REJECTED: Final = Topic(
+    "asr.rejected", "the record's own", "Rejected: records that could not be used, and why", False, "delete", 7 * _DAY_MS
+)
 
 TOPICS: Final = (AUDIO, SPEECH, FEATURES, COVERAGE, PARTIALS, TRANSCRIPTS, SESSIONS, LOG, HOTWORDS, MODELS, WORKERS, REJECTED)
