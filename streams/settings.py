@@ -34,6 +34,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ASR_", env_file=".env", env_file_encoding="utf-8", frozen=True, extra="ignore")
 
     # Kafka
+    namespace: str = Field(
+        "asr",
+        pattern=r"^[a-zA-Z0-9._-]{1,100}$",
+        description="What the names of all topics and consumer groups begin with, so that several systems can share a cluster.",
+    )
     bootstrap_servers: str = Field("127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated.")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="How to talk to the brokers."
@@ -64,7 +69,7 @@ class Settings(BaseSettings):
 
     # The worker
     stage: Literal["", "vad", "features", "inference"] = Field(
-        "", description="The one stage to run, in the group asr.<stage>; unset: all, in the group asr."
+        "", description="The one stage to run, in the group <namespace>.<stage>; unset: all, in the group <namespace>."
     )
     worker_id: str = Field("", description="Name of this worker; unset: host and process.")
     metrics_port: _Port = Field(0, description="Port for Prometheus metrics; 0: none.")
@@ -135,7 +140,7 @@ class Settings(BaseSettings):
     @property
     def group(self) -> str:
         """The consumer group of this worker: state belongs to it, so it is fixed per set of stages."""
-        return f"asr.{self.stage}" if self.stage else "asr"
+        return f"{self.namespace}.{self.stage}" if self.stage else self.namespace
 
     @property
     def worker_name(self) -> str:

@@ -24,6 +24,8 @@ __all__ = [
     "Topic",
 ]
 
+#: The namespace that the names in this table are written with.
+_NAMESPACE: Final = "asr"
 _SECOND_MS: Final = 1_000
 _HOUR_MS: Final = 3_600 * _SECOND_MS
 _DAY_MS: Final = 24 * _HOUR_MS
@@ -34,7 +36,7 @@ class Topic:
     """A topic as it must be.
 
     Attributes:
-        name: its name.
+        name: its name in the default namespace; :meth:`full_name` is the one on the cluster.
         key: what its records are keyed by.
         holds: the records on it, and what they are for.
         per_channel: partitioned like the audio (``Settings.partitions``, the session's own partition number); else one partition.
@@ -50,6 +52,10 @@ class Topic:
     cleanup: str
     retention_ms: int | None = None
     config: tuple[tuple[str, str], ...] = ()
+
+    def full_name(self, settings: Settings) -> str:
+        """Return its name on the cluster, in the namespace of the settings."""
+        return settings.namespace + self.name.removeprefix(_NAMESPACE)
 
     def partition_count(self, settings: Settings) -> int:
         """Return how many partitions it has."""
