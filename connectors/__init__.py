@@ -1,0 +1,1 @@
+"""The edges: audio comes in from recorders, transcripts go out to people."""

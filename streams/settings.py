@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.records import SAMPLE_RATE_HZ, StageName
+from streams.errors import UserError
 
 __all__ = ["STAGES", "Settings", "SettingsError", "load_settings"]
 
@@ -24,7 +25,7 @@ _Ms = Annotated[int, Field(ge=0)]
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError, ValueError):
     """The configuration is wrong; the message names each variable and what it must be."""
 
 
