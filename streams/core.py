@@ -32,7 +32,9 @@ class Input:
         offset: its Kafka offset on the stage's input topic.
         appended_ms: when the broker appended it, Unix time in ms.
         record: the record; repeats and records of fenced writers have been dropped.
-        warm: it lies before the session's snapshot: only what forgets by itself (a filter, a ring of audio) may hear it, nothing may follow from it.
+        warm: it lies before the session's snapshot: only what forgets by itself (a filter, a ring of audio) may hear it,
+            nothing may follow from it.
+        tenure: the runtime's mark of the ownership under which it was read; nothing to a core.
     """
 
     key: SessionKey
@@ -40,6 +42,7 @@ class Input:
     appended_ms: int
     record: FlowRecord
     warm: bool = False
+    tenure: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class SessionState:
 
     Attributes:
         read_from_offset: the first input that a restart must read for this session, warm-up included.
-        from_offset: the first input that a restart must take (not only warm up with); inputs from ``read_from_offset`` to here come as ``warm``.
+        from_offset: the first input that a restart must take; inputs from ``read_from_offset`` to here come as ``warm``.
         state: whatever else the core needs, as exact bits.
     """
 
@@ -68,7 +71,13 @@ class Emitter(Protocol):
 
 
 class Core(Protocol):
-    """One stage's work on all sessions of this worker. Every call is made on the stage's event loop, in the order of the inputs."""
+    """One stage's work on all sessions of this worker. Every call is made on its event loop, in the order of the inputs."""
+
+    async def start(self) -> None:
+        """Get ready to be fast: load models, warm up. The worker joins its group only afterwards."""
+
+    async def stop(self) -> None:
+        """Let go of threads and processes."""
 
     def load(self, key: SessionKey, state: SessionState) -> None:
         """Take over a session: its inputs follow, warm ones first."""
@@ -79,7 +88,7 @@ class Core(Protocol):
     async def step(self, inputs: Sequence[Input]) -> None:
         """Take everything that is ready now, over all sessions; each session's inputs are in order.
 
-        The next call comes when this one returns; results may be emitted later. A session without ``load`` before begins with its SessionStart.
+        The next call comes when this one returns; results may be emitted later. A session without ``load`` begins with its SessionStart.
         """
 
     def snapshot(self, key: SessionKey) -> SessionState | None:

@@ -1,8 +1,8 @@
 """What a recogniser must be able to do: the one interface behind which engines sit.
 
-It is batch-first: every call carries whatever is ready over all sessions. An engine lives in a process of its own (``process.py``), knows
-nothing of Kafka, and is called by one thread at a time per lane: *live* (``open``, ``step``, ``close``) and *finals* (``finish``). An engine whose
-``finals_apart`` is False gets both lanes on one thread.
+It is batch-first: every call carries whatever is ready over all sessions. An engine lives in a process of its own (``process.py``),
+knows nothing of Kafka, and is called by one thread at a time per lane: *live* (``open``, ``step``, ``close``) and *finals* (``finish``).
+An engine whose ``finals_apart`` is False gets both lanes on one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One chunk of a segment: ``hops`` of 10 ms, with features (float32 little-endian, frames x dims) or audio (int16 little-endian), or both.
+    """One chunk of a segment: ``hops`` of 10 ms, as features (float32 little-endian, frames x dims), audio (int16), or both.
 
     ``pcm`` holds the hops and up to 240 samples of lookahead, which the next block's audio repeats.
     """
@@ -86,7 +86,10 @@ class Engine(Protocol):
         """Begin segments."""
 
     def step(self, blocks: Sequence[Block]) -> Sequence[Hypothesis]:
-        """Take at most one block of each segment; return the hypotheses that changed, of any open segment. Must not wait for slow decoding."""
+        """Take at most one block of each segment; return the hypotheses that changed, of any open segment.
+
+        It must not wait for slow decoding: the next blocks are waiting.
+        """
 
     def finish(self, requests: Sequence[Finish]) -> Sequence[Final]:
         """Return the final of each request, in order."""

@@ -1,0 +1,169 @@
+"""The Faust app: one consumer group, the stages that this worker runs, and nothing else.
+
+``faust -A streams worker`` builds it through :data:`streams.app`. Each stage's agent is registered by its own module, imported here by
+name: a module that cannot be imported stops the worker with its real cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+import faust
+from faust.types import TP
+
+from schemas.codec import Codec
+from schemas.records import WorkerStatus
+from streams import topics
+from streams.core import Core, Emitter
+from streams.kafka import broker_credentials, broker_url, idempotent_producer_config
+from streams.outbox import Outbox, OutboxError
+from streams.settings import Settings
+from streams.stage import Route, Stage
+from streams.transport import Transport
+
+__all__ = ["StreamsApp", "create_app"]
+
+log = logging.getLogger(__name__)
+
+_AGENT_MODULES: Final = {stage: f"agents.{stage}.agent" for stage in ("vad", "features", "inference")}
+
+#: A heartbeat often enough that several fit into the shortest session timeout.
+_HEARTBEATS_PER_SESSION_TIMEOUT: Final = 5
+#: The most that a rebalance waits for a stuck member.
+_REBALANCE_TIMEOUT_S: Final = 3.0
+_REQUEST_TIMEOUT_S: Final = 5.0
+#: Records that Faust may hold for a stage; the stage itself holds the rest.
+_STREAM_BUFFER_RECORDS: Final = 256
+_STATUS_INTERVAL_S: Final = 1.0
+_FLUSH_TIMEOUT_S: Final = 3.0
+
+
+class StreamsApp(faust.App):
+    """A worker: a Faust app with its stages."""
+
+    def __init__(self, settings: Settings, codec: Codec) -> None:
+        self.settings = settings
+        self.codec = codec
+        self.outbox = Outbox(idempotent_producer_config(settings), self._outbox_failed)
+        self.stages: list[Stage] = []
+        self._started_us = time.time_ns() // 1_000
+        super().__init__(
+            settings.group,
+            broker=broker_url(settings),
+            broker_credentials=broker_credentials(settings),
+            # Nothing is kept on disk; a directory of its own lets several workers share a host.
+            datadir=str(settings.data_dir / "workers" / settings.worker_name),
+            store="memory://",
+            autodiscover=False,
+            web_enabled=False,
+            topic_partitions=settings.partitions,
+            topic_replication_factor=settings.replication_factor,
+            # Topics are created by `asr topics create`, from the one table.
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            table_standby_replicas=0,
+            # Offsets are committed by the stages: nothing to wait for, nothing for Faust to commit.
+            stream_wait_empty=False,
+            stream_buffer_maxsize=_STREAM_BUFFER_RECORDS,
+            consumer_auto_offset_reset="earliest",
+            broker_session_timeout=settings.session_timeout_ms / 1_000,
+            broker_heartbeat_interval=settings.session_timeout_ms / 1_000 / _HEARTBEATS_PER_SESSION_TIMEOUT,
+            broker_rebalance_timeout=_REBALANCE_TIMEOUT_S,
+            broker_request_timeout=_REQUEST_TIMEOUT_S,
+            producer_request_timeout=_REQUEST_TIMEOUT_S,
+        )
+        self.on_rebalance_complete.connect(self._take_over)
+
+    def add_stage(self, route: Route, make_core: Callable[[Settings, Emitter], Core]) -> tuple[Stage, Any]:
+        """Add a stage; return it and the Faust topic that its agent is to read."""
+        stage = Stage(self, self.settings, route, make_core, self.codec, self.outbox, loop=None, beacon=self.beacon)
+        self.stages.append(stage)
+        source = self.topic(
+            stage.source_name,
+            key_type=bytes,
+            value_type=bytes,
+            key_serializer="raw",
+            value_serializer="raw",
+            partitions=self.settings.partitions,
+            # Faust neither tracks nor commits these offsets: streams/checkpoint.py does.
+            acks=False,
+        )
+        return stage, source
+
+    async def on_start(self) -> None:
+        """Make the stages ready before the group is joined: a cold worker must not be given partitions."""
+        await super().on_start()
+        self.outbox.start()
+        for stage in self.stages:
+            await stage.start()
+        self._publish_status("starting")
+
+    async def on_started(self) -> None:
+        """Tell the world that the worker is there."""
+        await super().on_started()
+        self.add_future(self._report_status())
+
+    async def on_stop(self) -> None:
+        """Finish what was taken and commit it, while the group still holds us."""
+        self._publish_status("stopping")
+        await asyncio.gather(*(stage.drain() for stage in self.stages))
+        await super().on_stop()
+        for stage in self.stages:
+            await stage.stop()
+        await self.outbox.flush(_FLUSH_TIMEOUT_S)
+        self.outbox.stop()
+
+    async def _take_over(self, *_args: Any, **_kwargs: Any) -> None:
+        assignment: set[TP] = self.consumer.assignment()
+        for stage in self.stages:
+            await stage.take_over({tp.partition for tp in assignment if tp.topic == stage.source_name})
+
+    def _outbox_failed(self, failure: OutboxError) -> None:
+        log.critical("%s", failure)
+        self.add_future(self.crash(failure))
+
+    def _new_transport(self) -> Transport:
+        return Transport(self.conf.broker_consumer, self)
+
+    async def _report_status(self) -> None:
+        while not self.should_stop:
+            self._publish_status("running")
+            await self.sleep(_STATUS_INTERVAL_S)
+
+    def _publish_status(self, state: Any) -> None:
+        settings = self.settings
+        status = WorkerStatus(
+            worker_id=settings.worker_name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            stages=settings.stages,
+            started_us=self._started_us,
+            at_us=time.time_ns() // 1_000,
+            state=state,
+            partitions=sum(len(stage.tenures) for stage in self.stages),
+            sessions=sum(stage.session_count for stage in self.stages),
+            lag_records=sum(stage.open_inputs for stage in self.stages),
+            load=sum(stage.take_busy_s() for stage in self.stages) / _STATUS_INTERVAL_S,
+            engine=settings.engine if "inference" in settings.stages else "",
+        )
+        topic = topics.WORKERS.full_name(settings)
+        self.outbox.send(topic, None, settings.worker_name.encode(), self.codec.encode(status), lambda: None)
+
+
+def create_app(settings: Settings) -> StreamsApp:
+    """Build the app for a worker.
+
+    Raises:
+        ImportError: a stage's module cannot be imported; the message is the real cause.
+    """
+    app = StreamsApp(settings, Codec())
+    for stage in settings.stages:
+        import_module(_AGENT_MODULES[stage]).register(app)
+    return app

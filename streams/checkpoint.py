@@ -1,0 +1,221 @@
+"""State that travels with the offset: what makes a killed worker cost no word.
+
+A stage's state on a partition is committed *inside* the offset commit (Kafka keeps a metadata string beside each offset). The broker stores
+both at once, and refuses them from a member of an old generation, so state and offset can never disagree. Three positions are kept apart::
+
+    read from  ≤  snapshot  ≤  emit from
+
+A restart reads from the first (that is the committed offset), warms up what forgets by itself (a filter), loads all else as exact
+bits at the second, and sends only what follows from inputs at or after the third, before which every output is on the broker.
+
+This module has three parts: :class:`Snapshot`, what is committed; :class:`Frontier`, which inputs are settled so that it may be; and
+:class:`OffsetStore`, the only place that reaches into private names of Faust and aiokafka to do it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+
+__all__ = ["CommitRefusedError", "Frontier", "OffsetStore", "SessionSnapshot", "Snapshot", "SnapshotError", "Track"]
+
+#: Written first in each snapshot; a snapshot of another version is refused, never guessed at.
+SNAPSHOT_VERSION: Final = 1
+
+
+class SnapshotError(RuntimeError):
+    """A committed snapshot cannot be used, or a new one does not fit. Starting or going on would lose state."""
+
+
+class CommitRefusedError(RuntimeError):
+    """The broker did not take a commit: this worker is not the partition's owner any more, or a rebalance is under way."""
+
+
+class Track(msgspec.Struct, frozen=True, array_like=True):
+    """Where a session stands between two stages.
+
+    Attributes:
+        upstream_epoch: the highest epoch seen from the stage before; lower ones are a zombie's.
+        upstream_ordinal: the last ordinal taken from it; -1 before the first.
+        next_ordinal: what this stage's next record of the session will be numbered.
+    """
+
+    upstream_epoch: int = 0
+    upstream_ordinal: int = -1
+    next_ordinal: int = 0
+
+
+class SessionSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """One session within a partition's snapshot; see :class:`streams.core.SessionState` for the offsets."""
+
+    session_id: str
+    read_from_offset: int
+    from_offset: int
+    track: Track
+    state: bytes
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A stage's state on one partition.
+
+    Attributes:
+        epoch: how many owners the partition has had in this stage.
+        emit_from_offset: outputs of all inputs before it are on the broker.
+        sessions: the open sessions.
+        ended: hashes of the sessions that ended last, so that a zombie's repeats do not open them again.
+    """
+
+    epoch: int = 0
+    emit_from_offset: int = 0
+    sessions: tuple[SessionSnapshot, ...] = ()
+    ended: tuple[int, ...] = ()
+
+    @property
+    def commit_offset(self) -> int:
+        """The offset to commit: the lowest that a restart must read."""
+        return min([self.emit_from_offset, *(session.read_from_offset for session in self.sessions)])
+
+    def pack(self, max_bytes: int) -> str:
+        """Return the snapshot as metadata for an offset commit.
+
+        Args:
+            max_bytes: the brokers' ``offset.metadata.max.bytes``.
+
+        Raises:
+            SnapshotError: it does not fit.
+        """
+        packed = base64.b64encode(bytes([SNAPSHOT_VERSION]) + msgspec.msgpack.encode(self)).decode("ascii")
+        if len(packed) > max_bytes:
+            raise SnapshotError(
+                f"the state of {len(self.sessions)} sessions on a partition takes {len(packed)} bytes, and the brokers allow {max_bytes}: "
+                "raise offset.metadata.max.bytes on the brokers and ASR_SNAPSHOT_MAX_BYTES here, or use more partitions (ASR_PARTITIONS)"
+            )
+        return packed
+
+    @staticmethod
+    def unpack(metadata: str) -> Snapshot:
+        """Return the snapshot that an offset commit carried.
+
+        Raises:
+            SnapshotError: it is damaged, or of a version that this release does not read.
+        """
+        try:
+            packed = base64.b64decode(metadata, validate=True)
+        except binascii.Error as damage:
+            raise SnapshotError(f"the committed metadata {metadata[:20]!r}… is no snapshot of this system") from damage
+        if not packed or packed[0] != SNAPSHOT_VERSION:
+            raise SnapshotError(
+                f"the committed snapshot has version {packed[0] if packed else 'none'} and this release reads version {SNAPSHOT_VERSION}: "
+                "run the release that wrote it, or finish its calls with that release first"
+            )
+        try:
+            return msgspec.msgpack.decode(packed[1:], type=Snapshot)
+        except msgspec.MsgspecError as damage:
+            raise SnapshotError(f"the committed snapshot is damaged: {damage}") from damage
+
+
+class Frontier:
+    """Which inputs of one partition are settled: nothing more follows from them, and all that followed is acknowledged.
+
+    Inputs begin in the order of their offsets and may settle in any order. Each holds itself open from :meth:`begin` to a first
+    :meth:`release`; each output on its way to the broker adds a :meth:`hold` and, acknowledged, a :meth:`release`.
+    """
+
+    def __init__(self, next_offset: int) -> None:
+        self.next_offset = next_offset
+        # Ordered by offset, so that the first key is the lowest open input; a plain dict would be slow to find it.
+        self._holds: OrderedDict[int, int] = OrderedDict()
+
+    def skip(self, offset: int) -> None:
+        """Pass over an input from which nothing follows."""
+        self.next_offset = offset + 1
+
+    def begin(self, offset: int) -> None:
+        """Take an input."""
+        self._holds[offset] = 1
+        self.next_offset = offset + 1
+
+    def hold(self, offset: int) -> None:
+        """Keep an input open for one more output."""
+        self._holds[offset] += 1
+
+    def release(self, offset: int) -> None:
+        """Let go of an input once."""
+        left = self._holds[offset] - 1
+        if left:
+            self._holds[offset] = left
+        else:
+            del self._holds[offset]
+
+    @property
+    def settled_to(self) -> int:
+        """Every input before this offset is settled."""
+        return next(iter(self._holds), self.next_offset)
+
+    @property
+    def open_inputs(self) -> int:
+        """How many inputs are not settled."""
+        return len(self._holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a group has committed for a partition."""
+
+    offset: int
+    metadata: str
+
+
+class OffsetStore:
+    """Offsets and their metadata of a Faust app's consumer group.
+
+    Faust offers neither metadata nor a commit that says whether it was taken, so this reaches for the aiokafka consumer below it, on the
+    thread that owns it. faust-streaming and aiokafka are pinned for that reason.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def fetch(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        """Return what is committed, for those partitions that have a commit."""
+        thread, consumer = self._consumer()
+        found = await thread.call_thread(consumer._coordinator.fetch_committed_offsets, list(partitions))  # noqa: SLF001
+        return {tp: Committed(each.offset, each.metadata) for tp, each in found.items()}
+
+    async def log_starts(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the first offset that the broker still has of each partition."""
+        thread, consumer = self._consumer()
+        starts: Mapping[TopicPartition, int] = await thread.call_thread(consumer.beginning_offsets, list(partitions))
+        return starts
+
+    async def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Commit offsets with their metadata, all or none.
+
+        Raises:
+            CommitRefusedError: this worker does not own the partitions in the group's present generation.
+            SnapshotError: the brokers allow less metadata than configured.
+        """
+        thread, consumer = self._consumer()
+        values = {tp: OffsetAndMetadata(each.offset, each.metadata) for tp, each in offsets.items()}
+        try:
+            await thread.call_thread(consumer.commit, values)
+        except (CommitFailedError, IllegalStateError) as refused:
+            raise CommitRefusedError(str(refused)) from refused
+        except OffsetMetadataTooLargeError as large:
+            raise SnapshotError(
+                "the brokers' offset.metadata.max.bytes is smaller than ASR_SNAPSHOT_MAX_BYTES: raise the one or lower the other"
+            ) from large
+        except KafkaError as failed:
+            raise CommitRefusedError(f"{type(failed).__name__}: {failed}") from failed
+
+    def _consumer(self) -> tuple[Any, Any]:
+        thread = self._app.consumer._thread  # noqa: SLF001
+        return thread, thread._ensure_consumer()  # noqa: SLF001

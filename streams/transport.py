@@ -1,0 +1,64 @@
+"""Faust's Kafka transport, tuned so that takeovers and joins cost tenths of a second.
+
+Three waits of Faust 0.15.3 are shortened: a full second whenever no partition is active (it delays every join and takeover), the
+second that a fetch may hold up a rebalance, and the 1.5 s that the driver lets the broker gather records for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from faust.transport.drivers import aiokafka as driver
+
+__all__ = ["Transport"]
+
+_NO_PARTITION_WAIT_S: Final = 0.02
+_GETMANY_TIMEOUT_S: Final = 0.1
+_FETCH_MAX_WAIT_MS: Final = 50
+
+
+class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        # Hard-coded in the driver; aiokafka reads it when it starts.
+        consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS  # noqa: SLF001
+        return consumer
+
+
+class Consumer(driver.Consumer):
+    """Faust's consumer with short waits, and with partitions that are resumed where their owner stands."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: Where to resume partitions whose state this worker kept through a rebalance: further on than their committed offsets.
+        self.resume_at: dict[Any, int] = {}
+
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def perform_seek(self) -> None:
+        """Seek all partitions to their committed offsets, or to where their owner stands."""
+        await super().perform_seek()
+        resume_at, self.resume_at = self.resume_at, {}
+        assignment = self.assignment()
+        for tp, offset in resume_at.items():
+            if tp in assignment:
+                await self.seek(tp, offset)
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[Any, Any]]:  # noqa: ASYNC109
+        """Yield what arrives within the timeout, which is cut short."""
+        async for item in super().getmany(min(timeout, _GETMANY_TIMEOUT_S)):
+            yield item
+
+    async def _wait_next_records(self, timeout: float) -> tuple[Any, Any]:  # noqa: ASYNC109
+        if self.flow_active and not self.app.client_only and not self._get_active_partitions():
+            await self.sleep(_NO_PARTITION_WAIT_S)
+            return {}, set()
+        return await super()._wait_next_records(timeout)
+
+
+class Transport(driver.Transport):
+    """The transport to give to ``faust.App``."""
+
+    Consumer = Consumer
