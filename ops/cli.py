@@ -51,7 +51,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "record": Command("connectors.recorder.command:record", "Send audio files as live calls.", "Calls"),
     "watch": Command("connectors.watch:watch", "Follow transcripts in the terminal.", "Calls"),
     "gateway": Command("connectors.gateway.command:gateway", "Serve transcripts to browsers over WebSocket.", "Calls"),
-    "broker": Command("ops.broker:broker", "Run Apache Kafka on this machine.", "Operation"),
+    "broker": Command("ops.broker.command:broker", "Run Apache Kafka on this machine.", "Operation"),
     "topics": Command("ops.topics_command:topics", "Create, verify and explain the topics.", "Operation"),
     "config": Command("ops.config_command:config", "Show every setting, its value and where it comes from.", "Operation"),
     "bench": Command("ops.bench:bench", "Measure latency and throughput.", "Operation"),
