@@ -1,0 +1,331 @@
+"""How this system talks to Kafka: the settings turned into clients, for confluent-kafka and for Faust, and Kafka's errors into ours.
+
+Faust's own consumer reads the audio path; everything else (results, commands, control) uses confluent-kafka through this module.
+"""
+
+# ruff: noqa: SLF001 - confluent-kafka's names for errors of the client's own begin with an underscore
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from streams.errors import UserError
+from streams.settings import Settings
+from streams.topics import Topic
+
+__all__ = [
+    "AccessError",
+    "ClusterError",
+    "MissingTopicError",
+    "UnreachableError",
+    "admin_client",
+    "asked",
+    "broker_credentials",
+    "broker_url",
+    "client_config",
+    "end_offsets",
+    "idempotent_producer_config",
+    "partitions_of",
+    "plain_consumer",
+    "ssl_context",
+    "translated",
+]
+
+_Answer = TypeVar("_Answer")
+
+log = logging.getLogger(__name__)
+
+#: The largest record: 50,000 hotwords with their boosts take about 1.5 MB.
+MAX_RECORD_BYTES: Final = 8 * 2**20
+#: A commanded question to the cluster; a person is waiting.
+_ADMIN_TIMEOUT_S: Final = 5.0
+#: How long a fetch waits for the first byte; a record that arrives in between is returned at once.
+_FETCH_WAIT_MS: Final = 100
+_RECONNECT_MS: Final = 50
+_RECONNECT_MAX_MS: Final = 500
+_REQUEST_TIMEOUT_MS: Final = 5_000
+#: A record that is not on the broker after this long has failed; a broker that restarts is back in 3-10 s.
+_DELIVERY_TIMEOUT_MS: Final = 30_000
+#: What a producer may hold while the broker is away: 30 s of 50 channels of 16 kHz PCM are 48 MB.
+_PRODUCER_BUFFER_KIB: Final = 64 * 1_024
+
+
+class ClusterError(UserError):
+    """Kafka refuses or fails what was asked of it."""
+
+
+class UnreachableError(ClusterError):
+    """No broker answers."""
+
+
+class AccessError(ClusterError):
+    """The brokers do not let us in, or not do this."""
+
+
+class MissingTopicError(ClusterError):
+    """A topic does not exist."""
+
+
+_UNREACHABLE: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+    }
+)
+_NO_ACCESS: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+_NO_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+
+
+def translated(error: KafkaError | KafkaException, settings: Settings, doing: str = "") -> ClusterError:
+    """Return Kafka's error as one that says what to do.
+
+    Args:
+        error: as confluent-kafka reports it.
+        settings: where the brokers are.
+        doing: what was attempted, such as "create asr.audio"; may be empty.
+    """
+    kafka_error: KafkaError = error.args[0] if isinstance(error, KafkaException) else error
+    code, said = kafka_error.code(), kafka_error.str()
+    where = f"Kafka at {settings.bootstrap_servers}"
+    task = f", asked to {doing}," if doing else ""
+    if code in _UNREACHABLE:
+        return UnreachableError(
+            f"No {where} answers ({said})", "Start one with `asr broker`, or set ASR_BOOTSTRAP_SERVERS to one that runs."
+        )
+    if code in _NO_ACCESS:
+        return AccessError(
+            f"{where}{task} refuses access ({said})",
+            "Check ASR_SECURITY_PROTOCOL, ASR_SASL_MECHANISM, ASR_SASL_USERNAME, ASR_SASL_PASSWORD and ASR_SSL_CA_FILE.",
+        )
+    if code in _NO_TOPIC:
+        return MissingTopicError(f"{where}{task} lacks a topic ({said})", "Create the topics with `asr topics create`.")
+    return ClusterError(f"{where}{task} fails: {said}")
+
+
+def client_config(settings: Settings) -> dict[str, Any]:
+    """Return what every confluent-kafka client of this system is configured with."""
+    config: dict[str, Any] = {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": settings.namespace,
+        "security.protocol": settings.security_protocol,
+        "reconnect.backoff.ms": _RECONNECT_MS,
+        "reconnect.backoff.max.ms": _RECONNECT_MAX_MS,
+        "socket.nagle.disable": True,
+        "socket.keepalive.enable": True,
+        # Its own lines go the way of all log lines; lost connections are found again without help.
+        "logger": log,
+        "error_cb": lambda error: log.info("Kafka client: %s", error),
+    }
+    if settings.security_protocol.startswith("SASL"):
+        config |= {
+            "sasl.mechanism": settings.sasl_mechanism,
+            "sasl.username": settings.sasl_username,
+            "sasl.password": settings.sasl_password.get_secret_value(),
+        }
+    if settings.security_protocol.endswith("SSL"):
+        files = {
+            "ssl.ca.location": settings.ssl_ca_file,
+            "ssl.certificate.location": settings.ssl_cert_file,
+            "ssl.key.location": settings.ssl_key_file,
+        }
+        config |= {name: str(path) for name, path in files.items() if path is not None}
+    return config
+
+
+def idempotent_producer_config(settings: Settings) -> dict[str, Any]:
+    """Return the configuration of a producer that sends at once, loses nothing and repeats nothing."""
+    return client_config(settings) | {
+        "acks": "all",
+        "enable.idempotence": True,
+        "linger.ms": 0,
+        "request.timeout.ms": _REQUEST_TIMEOUT_MS,
+        "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS,
+        "message.max.bytes": MAX_RECORD_BYTES,
+        "queue.buffering.max.kbytes": _PRODUCER_BUFFER_KIB,
+        # Where no partition is given: the one that Java's clients would choose.
+        "partitioner": "murmur2_random",
+    }
+
+
+def ssl_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS context for Faust, or None where the brokers are talked to in the clear.
+
+    Raises:
+        AccessError: a certificate or key cannot be used.
+    """
+    if not settings.security_protocol.endswith("SSL"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+        if settings.ssl_cert_file is not None:
+            context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+    except (ssl.SSLError, OSError) as wrong:
+        raise AccessError(
+            f"A TLS certificate or key cannot be used ({wrong})",
+            "ASR_SSL_CA_FILE, ASR_SSL_CERT_FILE and ASR_SSL_KEY_FILE must be PEM files that belong together.",
+        ) from wrong
+    return context
+
+
+def broker_url(settings: Settings) -> str:
+    """Return the brokers as Faust's ``broker`` setting."""
+    servers = (server.strip() for server in settings.bootstrap_servers.split(","))
+    return ";".join(f"kafka://{server}" for server in servers if server)
+
+
+def broker_credentials(settings: Settings) -> Any:
+    """Return Faust's ``broker_credentials``: SASL, TLS, or None."""
+    import faust  # half a second that commands without Faust need not wait for
+
+    context = ssl_context(settings)
+    if settings.security_protocol.startswith("SASL"):
+        return faust.SASLCredentials(
+            username=settings.sasl_username,
+            password=settings.sasl_password.get_secret_value(),
+            mechanism=settings.sasl_mechanism,
+            ssl_context=context,
+        )
+    return faust.SSLCredentials(context) if context is not None else None
+
+
+def admin_client(settings: Settings) -> AdminClient:
+    """Return a client for topics, offsets and groups. It connects when it is used."""
+    return AdminClient(client_config(settings))
+
+
+def asked(settings: Settings, doing: str, question: Callable[[AdminClient], _Answer]) -> _Answer:
+    """Ask the cluster, and return its answer.
+
+    Args:
+        settings: where the brokers are.
+        doing: what is asked for, such as "list its topics", for the error.
+        question: uses the client and returns the answer; Kafka's errors may pass through.
+
+    Raises:
+        ClusterError: it does not answer, or does not do it.
+    """
+    seen: list[KafkaError] = []
+    client = AdminClient(client_config(settings) | {"error_cb": seen.append})
+    try:
+        return question(client)
+    except KafkaException as failure:
+        # A wrong password ends as a timeout; why is told apart from it.
+        client.poll(0)
+        refused = next((error for error in seen if error.code() in _NO_ACCESS), None)
+        raise translated(refused or failure, settings, doing) from failure
+
+
+def partitions_of(settings: Settings, topics: Iterable[Topic], timeout_s: float = _ADMIN_TIMEOUT_S) -> list[TopicPartition]:
+    """Return all partitions that the topics have on the cluster.
+
+    Raises:
+        MissingTopicError: a topic does not exist.
+        ClusterError: the cluster does not answer.
+    """
+    names = [topic.full_name(settings) for topic in topics]
+    metadata = asked(settings, "list its topics", lambda client: client.list_topics(timeout=timeout_s))
+    missing = [name for name in names if name not in metadata.topics]
+    if missing:
+        raise MissingTopicError(
+            f"Kafka at {settings.bootstrap_servers} has no topic {', '.join(missing)}", "Create the topics with `asr topics create`."
+        )
+    return [TopicPartition(name, number) for name in names for number in sorted(metadata.topics[name].partitions)]
+
+
+def end_offsets(
+    settings: Settings, partitions: Sequence[TopicPartition], timeout_s: float = _ADMIN_TIMEOUT_S
+) -> dict[tuple[str, int], int]:
+    """Return, by (topic, partition), the offset that the next record will get.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    return _offsets(settings, partitions, OffsetSpec.latest(), timeout_s)  # type: ignore[no-untyped-call]
+
+
+def _offsets(settings: Settings, partitions: Sequence[TopicPartition], spec: OffsetSpec, timeout_s: float) -> dict[tuple[str, int], int]:
+    wanted = {TopicPartition(partition.topic, partition.partition): spec for partition in partitions}
+    if not wanted:
+        return {}
+
+    def question(client: AdminClient) -> dict[tuple[str, int], int]:
+        answers = client.list_offsets(wanted, request_timeout=timeout_s)
+        return {(partition.topic, partition.partition): answer.result().offset for partition, answer in answers.items()}
+
+    return asked(settings, "tell its offsets", question)
+
+
+def plain_consumer(
+    settings: Settings,
+    source: Iterable[Topic] | Sequence[TopicPartition],
+    start: Literal["beginning", "end"] | int = "beginning",
+    config: Mapping[str, Any] | None = None,
+) -> Consumer:
+    """Return a consumer that reads every partition by itself: no group, no rebalance, nothing committed.
+
+    Use ``poll``: ``consume(n, timeout)`` waits the whole timeout for n records.
+
+    Args:
+        settings: where the brokers are.
+        source: topics, all of their partitions; or partitions, each from its own ``offset`` if that was given.
+        start: where to begin: what is oldest, what comes after this call, or what was appended from a Unix time in ms on.
+        config: further settings, named as librdkafka names them.
+
+    Raises:
+        MissingTopicError: a topic does not exist.
+        ClusterError: the cluster does not answer.
+    """
+    entries = list(source)
+    partitions = [entry for entry in entries if isinstance(entry, TopicPartition)]
+    partitions += partitions_of(settings, [entry for entry in entries if isinstance(entry, Topic)])
+    open_ended = [partition for partition in partitions if partition.offset < 0]
+    if start == "beginning":
+        begin = {(partition.topic, partition.partition): OFFSET_BEGINNING for partition in open_ended}
+    else:
+        # "The end" as the brokers see it now: librdkafka's own OFFSET_END is looked up later, and what came in between would be missed.
+        end = end_offsets(settings, open_ended)
+        begin = end
+        if start != "end":
+            found = _offsets(settings, open_ended, OffsetSpec.for_timestamp(start), _ADMIN_TIMEOUT_S)
+            begin = {key: offset if offset >= 0 else end[key] for key, offset in found.items()}
+    consumer = Consumer(
+        client_config(settings)
+        | {
+            # librdkafka asks for one; nobody ever joins it.
+            "group.id": f"{settings.namespace}.readers",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
+            "fetch.message.max.bytes": MAX_RECORD_BYTES,
+            **(config or {}),
+        }
+    )
+    consumer.assign(
+        [
+            TopicPartition(partition.topic, partition.partition, begin.get((partition.topic, partition.partition), partition.offset))
+            for partition in partitions
+        ]
+    )
+    return consumer
