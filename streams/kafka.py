@@ -8,7 +8,9 @@ Faust's own consumer reads the audio path; everything else (results, commands, c
 from __future__ import annotations
 
 import logging
+import math
 import ssl
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -49,6 +51,7 @@ _ADMIN_TIMEOUT_S: Final = 5.0
 _FETCH_WAIT_MS: Final = 100
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 500
+_REPORT_EVERY_S: Final = 30.0
 _REQUEST_TIMEOUT_MS: Final = 5_000
 #: A record that is not on the broker after this long has failed; a broker that restarts is back in 3-10 s.
 _DELIVERY_TIMEOUT_MS: Final = 30_000
@@ -123,6 +126,19 @@ def translated(error: KafkaError | KafkaException, settings: Settings, doing: st
     return ClusterError(f"{where}{task} fails: {said}")
 
 
+class _ErrorLog:
+    """Logs what a client reports, each kind of error at most every 30 s: clients find brokers again without help."""
+
+    def __init__(self) -> None:
+        self._said_at_s: dict[int, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_at_s.get(error.code(), -math.inf) >= _REPORT_EVERY_S:
+            self._said_at_s[error.code()] = now_s
+            log.warning("Kafka: %s", error.str())
+
+
 def client_config(settings: Settings) -> dict[str, Any]:
     """Return what every confluent-kafka client of this system is configured with."""
     config: dict[str, Any] = {
@@ -133,9 +149,9 @@ def client_config(settings: Settings) -> dict[str, Any]:
         "reconnect.backoff.max.ms": _RECONNECT_MAX_MS,
         "socket.nagle.disable": True,
         "socket.keepalive.enable": True,
-        # Its own lines go the way of all log lines; lost connections are found again without help.
-        "logger": log,
-        "error_cb": lambda error: log.info("Kafka client: %s", error),
+        # librdkafka prints a line at every attempt to reconnect.
+        "log_level": 0,
+        "error_cb": _ErrorLog(),
     }
     if settings.security_protocol.startswith("SASL"):
         config |= {
