@@ -1,1 +1,1 @@
-""""""
+"""The second stage: speech into acoustic features."""

@@ -1,1 +1,1 @@
-""""""
+"""The third stage: features, or audio, into text."""
