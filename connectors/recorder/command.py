@@ -1,0 +1,262 @@
+"""``asr record``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from connectors.recorder.framing import DEFAULT_FRAME_MS, MAX_FRAME_MS, MIN_FRAME_MS
+from streams.errors import UserError
+
+if TYPE_CHECKING:
+    from connectors.recorder.media import FileSource
+    from connectors.recorder.recorder import Playback, Recorder, SessionReport
+
+__all__ = ["record"]
+
+_EXIT_LOST: Final = 1
+_LOOK_EVERY_S: Final = 0.1
+_MS_PER_S: Final = 1_000
+#: All begin together, after the last of them is ready; making one ready takes a few ms.
+_HEAD_START_US: Final = 10_000
+
+
+class _Direction(StrEnum):
+    unknown = "unknown"
+    inbound = "inbound"
+    outbound = "outbound"
+
+
+def record(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Audio of any kind, at any rate; G.711 without header by .ulaw or .alaw.")
+    ],
+    channel: Annotated[
+        str, typer.Option(metavar="ID", help="Channel of the first file; further ones count up. A name gets .2, .3, ... added.")
+    ] = "1",
+    realtime: Annotated[bool, typer.Option("--realtime/--fast", help="At the pace of the audio, or as fast as Kafka takes it.")] = True,
+    loop: Annotated[bool, typer.Option("--loop", help="Begin again at the end, in the same session, until Ctrl-C.")] = False,
+    conversation: Annotated[
+        str, typer.Option(metavar="ID", help="Call that all files belong to.  [default: a new one for each file]", show_default=False)
+    ] = "",
+    party: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Who speaks, such as agent or customer; once for all, or once for each channel of a file."),
+    ] = None,
+    language: Annotated[str, typer.Option(metavar="TAG", help="Language, such as en or zh-CN.", show_default=False)] = "",
+    direction: Annotated[_Direction, typer.Option(help="Who called.")] = _Direction.unknown,
+    frame_ms: Annotated[
+        int,
+        typer.Option(
+            min=MIN_FRAME_MS,
+            max=MAX_FRAME_MS,
+            help="Audio per frame. 100 to 200 keep the latency promise; shorter ones are gathered to 100 and more.",
+        ),
+    ] = DEFAULT_FRAME_MS,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Partition of all channels.  [default: by channel]", show_default=False)
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a summary as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Send audio files as live calls, all at the same time, each channel a session of its own.
+
+    A stereo file is one call: its channels are the parties, unless both
+    hold the same. 8 kHz G.711 is sent as it is, all else as 16 kHz PCM16.
+    Ctrl-C hangs up: the sessions end in order, and what was sent arrives.
+
+    [bold]asr record call.wav --party agent --party customer[/bold]
+    a stereo recording as one call
+
+    [bold]asr record a.mp3 b.flac --channel 7 --fast[/bold]
+    two calls, on channels 7 and 8, as fast as possible
+
+    The summary holds channels, frames_sent, frames_delivered, frames_lost,
+    audio_ms, wall_ms, frame_lateness_ms (p50, p95, p99, max: how long after
+    its due time a frame was sent) and sessions: for each its ids, format,
+    counts, notes and failures. The exit code is 1 if audio was lost, and 2
+    if a file cannot be played.
+    """
+    # Not for --help.
+    from connectors.recorder.recorder import Recorder
+    from streams.settings import load_settings
+
+    console = Console(stderr=json == Path("-"))
+    sources = _open_all(files)
+    parties = _parties(sources, party or [])
+    channels = _channel_ids(channel, sum(map(len, sources)))
+    begun_s = time.monotonic()
+    with Recorder(load_settings(), realtime=realtime, frame_ms=frame_ms, keep_spans=False) as recorder:
+        start_us = time.time_ns() // 1_000 + _HEAD_START_US * sum(map(len, sources))
+        playing = [
+            recorder.play(
+                source,
+                next(channels),
+                conversation_id=conversation_id,
+                party=who,
+                language=language,
+                direction=direction.value,
+                partition=partition,
+                loop=loop,
+                start_us=start_us,
+            )
+            for of_file, whose in zip(sources, parties, strict=True)
+            for conversation_id in [conversation or _new_conversation()]
+            for source, who in zip(of_file, whose, strict=True)
+        ]
+        try:
+            _watch(playing, console, loop=loop)
+        except KeyboardInterrupt:
+            console.print("Hanging up.")
+    reports = [playback.report() for playback in playing]
+    if not console.is_terminal:
+        _print_ends(reports, console)
+    summary = _summary(reports, recorder, wall_ms=int((time.monotonic() - begun_s) * _MS_PER_S))
+    console.print(
+        f"{summary['frames_sent']} frames sent on {summary['channels']} channels, {summary['frames_delivered']} delivered, "
+        f"{summary['frames_lost']} lost."
+    )
+    for report in reports:
+        for line in (*report.notes, *report.failures):
+            console.print(f"channel {report.channel_id}, {report.source}: {line}", style="yellow", markup=False, soft_wrap=True)
+    if json is not None:
+        _write(json, summary)
+    if summary["frames_lost"] or any(report.reason == "failed" for report in reports):
+        raise typer.Exit(_EXIT_LOST)
+
+
+def _open_all(files: Sequence[Path]) -> list[tuple[FileSource, ...]]:
+    """Return the channels of every file, or say of every bad one what is wrong with it: nothing is sent then."""
+    from connectors.recorder.media import MediaError, open_media
+
+    opened, wrong = [], []
+    for path in files:
+        try:
+            opened.append(open_media(path))
+        except MediaError as reason:
+            wrong.append(str(reason))
+    if wrong:
+        raise UserError("\n".join(wrong))
+    return opened
+
+
+def _parties(sources: Sequence[tuple[FileSource, ...]], parties: Sequence[str]) -> list[list[str]]:
+    """Return who speaks on each channel of each file."""
+    whose = []
+    for of_file in sources:
+        if len(parties) > 1 and len(parties) != len(of_file):
+            raise UserError(
+                f"{of_file[0].path} has {len(of_file)} channel{'s' * (len(of_file) > 1)}, but there are {len(parties)} parties",
+                "Give --party once for all channels, or once for each channel of a file.",
+            )
+        whose.append(list(parties) if len(parties) == len(of_file) else list(parties or [""]) * len(of_file))
+    return whose
+
+
+def _channel_ids(first: str, channels: int) -> Iterator[str]:
+    """Yield the ids of all channels: 7, 8, 9 or desk, desk.2, desk.3."""
+    if first.isascii() and first.isdigit():
+        return map(str, range(int(first), int(first) + channels))
+    return iter([first, *(f"{first}.{number}" for number in range(2, channels + 1))])
+
+
+def _new_conversation() -> str:
+    from connectors.recorder.session import new_id
+
+    return new_id()
+
+
+def _watch(playing: Sequence[Playback], console: Console, *, loop: bool) -> None:
+    """Show how far each channel is, until all have ended."""
+    if not console.is_terminal:
+        for playback in playing:
+            info = playback.info
+            console.print(
+                f"channel {info.channel_id}: {info.source}, {info.wire}, session {info.session_id}, partition {info.partition}",
+                soft_wrap=True,
+            )
+        while not all(playback.done() for playback in playing):
+            time.sleep(_LOOK_EVERY_S)
+        return
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("[bold]{task.fields[channel]}"),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+        refresh_per_second=1 / _LOOK_EVERY_S,
+    ) as progress:
+        tasks = [
+            progress.add_task(
+                f"{playback.info.source}  {playback.info.wire}",
+                total=None if loop else playback.source.duration_ms,
+                channel=playback.info.channel_id,
+                state="",
+            )
+            for playback in playing
+        ]
+        while True:
+            ended = True
+            for task, playback in zip(tasks, playing, strict=True):
+                done = playback.done()
+                ended = ended and done
+                sent_ms = playback.position_ms
+                progress.update(task, completed=sent_ms, state=f"{sent_ms / _MS_PER_S:.1f} s sent" + ", ended" * done)
+                if done:
+                    progress.update(task, total=sent_ms)
+                    progress.stop_task(task)
+            if ended:
+                return
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _print_ends(reports: Sequence[SessionReport], console: Console) -> None:
+    for report in reports:
+        console.print(
+            f"channel {report.channel_id}: {report.reason or 'open'} after {report.audio_ms / _MS_PER_S:.1f} s, "
+            f"{report.frames_sent} frames sent, {report.frames_lost} lost",
+            soft_wrap=True,
+        )
+
+
+def _summary(reports: Sequence[SessionReport], recorder: Recorder, *, wall_ms: int) -> dict[str, Any]:
+    import numpy as np
+
+    late_ms = recorder.lateness_ms()
+    lateness = np.percentile(late_ms, [50, 95, 99, 100]).round(3).tolist() if late_ms else [None] * 4
+    return {
+        "channels": len(reports),
+        "frames_sent": sum(report.frames_sent for report in reports),
+        "frames_delivered": sum(report.frames_delivered for report in reports),
+        "frames_lost": sum(report.frames_lost for report in reports),
+        "audio_ms": sum(report.audio_ms for report in reports),
+        "wall_ms": wall_ms,
+        "frame_lateness_ms": dict(zip(("p50", "p95", "p99", "max"), lateness, strict=True)),
+        "sessions": [
+            {name: value for name, value in msgspec.to_builtins(report).items() if name != "spans"} | {"audio_ms": report.audio_ms}
+            for report in reports
+        ],
+    }
+
+
+def _write(path: Path, summary: dict[str, Any]) -> None:
+    text = msgspec.json.format(msgspec.json.encode(summary)).decode()
+    if path == Path("-"):
+        typer.echo(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as failure:
+        raise UserError(f"The summary cannot be written to {path}: {failure.strerror}") from failure
