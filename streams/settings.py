@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from platformdirs import user_cache_path, user_data_path
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSource, SettingsConfigDict
 
 from schemas.records import SAMPLE_RATE_HZ, StageName
 from streams.errors import UserError
 
-__all__ = ["STAGES", "Settings", "SettingsError", "load_settings"]
+__all__ = ["STAGES", "Settings", "SettingsError", "load_settings", "setting_sources"]
 
 STAGES: Final[tuple[StageName, ...]] = ("vad", "features", "inference")
 
@@ -118,6 +118,10 @@ class Settings(BaseSettings):
     # Gateway
     gateway_host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
     gateway_port: _Port = Field(8_080, description="Port that the gateway listens on.")
+    gateway_history_ms: _Ms = Field(3_600_000, description="How far back the gateway knows finals; an hour of 50 channels takes 75 MB.")
+    gateway_origins: str = Field(
+        "", description="Web origins besides its own whose pages may connect, comma-separated, such as https://desk.example.com."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -180,3 +184,9 @@ def load_settings(**overrides: Any) -> Settings:
             name = "_".join(str(part) for part in error["loc"]).upper()
             lines.append(f"ASR_{name}: {error['msg']}, not {error['input']!r}" if name else error["msg"].removeprefix("Value error, "))
         raise SettingsError("\n".join(lines)) from wrong
+
+
+def setting_sources() -> dict[str, str]:
+    """Return where each setting that is not at its default comes from: ``environment`` or ``.env``."""
+    environment = dict.fromkeys(EnvSettingsSource(Settings)(), "environment")
+    return dict.fromkeys(DotEnvSettingsSource(Settings)(), ".env") | environment

@@ -37,7 +37,7 @@ def _container_broker(stack: ExitStack) -> str | None:
         return None
     from testcontainers.community.kafka import KafkaContainer
 
-    container = KafkaContainer("apache/kafka:4.1.1").with_kraft()
+    container = KafkaContainer().with_kraft()
     container.with_env("KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS", "0")
     container.with_env("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", "500")
     container.with_env("KAFKA_OFFSET_METADATA_MAX_BYTES", "32767")

@@ -37,23 +37,29 @@ def broker(
 
     settings = load_settings()
     console = Console(stderr=True)
-    with console.status("Starting Kafka") as status:
-        server = EmbeddedBroker(
-            data_dir or settings.data_dir / f"kafka-{nodes}",
-            nodes=nodes,
-            host=host,
-            port=port,
-            cache_dir=settings.cache_dir,
-            heap_mb=heap_mb,
-            on_progress=lambda message: status.update(message),
-        )
-        server.start()
+    status = console.status("Starting Kafka")
+    server = EmbeddedBroker(
+        data_dir or settings.data_dir / f"kafka-{nodes}",
+        nodes=nodes,
+        host=host,
+        port=port,
+        cache_dir=settings.cache_dir,
+        heap_mb=heap_mb,
+        on_progress=status.update if console.is_terminal else console.print,
+    )
     try:
+        with status:
+            server.start()
         console.print(
             f"[green]Kafka {KAFKA_VERSION} is ready[/green] at {server.bootstrap_servers}, data in {server.data_dir}.", soft_wrap=True
         )
-        if server.bootstrap_servers != settings.bootstrap_servers:
-            console.print(f"Tell the other commands: export ASR_BOOTSTRAP_SERVERS={server.bootstrap_servers}", soft_wrap=True)
+        wanted = {
+            "ASR_BOOTSTRAP_SERVERS": (server.bootstrap_servers, settings.bootstrap_servers),
+            "ASR_REPLICATION_FACTOR": (str(nodes), str(settings.replication_factor)),
+        }
+        exports = [f"{name}={value}" for name, (value, configured) in wanted.items() if value != configured]
+        if exports:
+            console.print(f"Tell the other commands: export {' '.join(exports)}", soft_wrap=True, highlight=False)
         console.print("Ctrl-C stops it.")
         while True:
             server.check()
