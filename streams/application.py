@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import faust
+from faust.app.base import BootStrategy
 from faust.types import TP
 
 from schemas.codec import Codec
@@ -45,8 +46,16 @@ _STATUS_INTERVAL_S: Final = 1.0
 _FLUSH_TIMEOUT_S: Final = 3.0
 
 
+class _NoWeb(BootStrategy):
+    """Faust's worker command switches its web server on whatever the app says: its one port would stop a host's second worker."""
+
+    enable_web = False
+
+
 class StreamsApp(faust.App):
     """A worker: a Faust app with its stages."""
+
+    BootStrategy = _NoWeb
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
         self.settings = settings
@@ -62,7 +71,6 @@ class StreamsApp(faust.App):
             datadir=str(settings.data_dir / "workers" / settings.worker_name),
             store="memory://",
             autodiscover=False,
-            web_enabled=False,
             topic_partitions=settings.partitions,
             topic_replication_factor=settings.replication_factor,
             # Topics are created by `asr topics create`, from the one table.
@@ -96,6 +104,11 @@ class StreamsApp(faust.App):
             acks=False,
         )
         return stage, source
+
+    async def on_first_start(self) -> None:
+        """Make room for what Faust may want to keep."""
+        self.conf.datadir.parent.mkdir(parents=True, exist_ok=True)
+        await super().on_first_start()
 
     async def on_start(self) -> None:
         """Make the stages ready before the group is joined: a cold worker must not be given partitions."""

@@ -1,0 +1,47 @@
+# asr-streams: every job is one command, and each sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Quiet pip and uv, in colour only on a terminal.
+export UV_NO_PROGRESS := 1
+export UV_LINK_MODE := copy
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Make the virtual environment, with the exact versions of constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 13) else "asr-streams needs Python 3.11 or 3.12, and $(PYTHON) is %s: set PYTHON=" % sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## See it: live captions of eight calls, through real Kafka (ASR_DEMO_SECONDS bounds it)
+	$(BIN)/asr demo
+
+test: lint ## Check format, types and everything else, on a real Kafka
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## Check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## Measure latency through Kafka and Faust, and the cost of each stage
+	$(BIN)/asr bench
+
+clean: ## Remove what can be made again
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,351 @@
+"""The runtime on a real broker: workers are stopped, killed and frozen, and nothing is lost, doubled or changed.
+
+The worker is ``counting_worker.py``: each of its outputs digests every frame before it, so one wrong input shows in all that follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from schemas import AudioFrame, Rejected, SessionEnd, SessionStart, SpeechChunk, default_codec
+from streams import topics
+from streams.checkpoint import Snapshot
+from streams.settings import Settings
+from streams.topic_admin import ensure_topics
+from streams.topics import Topic
+
+pytestmark = pytest.mark.broker
+
+WORKER = Path(__file__).with_name("counting_worker.py")
+FRAME_SAMPLES = 3_200
+PATIENCE_S = 40.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{what} did not happen within {PATIENCE_S:.0f} s"
+        time.sleep(0.05)
+
+
+class Workers:
+    """Counting workers, as processes."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, step_s: float = 0.0) -> subprocess.Popen[bytes]:
+        number = len(self._running)
+        environment = {
+            **os.environ,
+            "ASR_BOOTSTRAP_SERVERS": self._settings.bootstrap_servers,
+            "ASR_NAMESPACE": self._settings.namespace,
+            "ASR_PARTITIONS": str(self._settings.partitions),
+            "ASR_STAGE": "vad",
+            "ASR_DATA_DIR": str(self._folder),
+            "ASR_WORKER_ID": f"counting-{number}",
+            "ASR_SNAPSHOT_INTERVAL_MS": "200",
+            "COUNTING_STEP_S": str(step_s),
+        }
+        with (self._folder / f"worker-{number}.log").open("wb") as log:
+            worker = subprocess.Popen(
+                [sys.executable, str(WORKER), "worker", "-l", "info"], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        self._running.append(worker)
+        return worker
+
+    def log(self, number: int) -> str:
+        return (self._folder / f"worker-{number}.log").read_text()
+
+    def stop(self) -> None:
+        for worker in self._running:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGCONT)
+                worker.kill()
+            worker.wait()
+
+
+@pytest.fixture(autouse=True)
+def _topics(settings: Settings) -> None:
+    ensure_topics(settings)
+
+
+@pytest.fixture
+def workers(settings: Settings, tmp_path: Path) -> Iterator[Workers]:
+    started = Workers(settings, tmp_path)
+    yield started
+    started.stop()
+
+
+class Calls:
+    """Sessions whose frames are all different, one session a partition."""
+
+    def __init__(self, settings: Settings, sessions: int) -> None:
+        self._settings = settings
+        self._producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True})
+        self._codec = default_codec()
+        self.payloads: dict[str, list[bytes]] = {f"session-{number}": [] for number in range(sessions)}
+        for number, session_id in enumerate(self.payloads):
+            self._produce(
+                number,
+                SessionStart(
+                    channel_id=str(number),
+                    session_id=session_id,
+                    conversation_id="c",
+                    position_samples=0,
+                    encoding="pcm_s16le",
+                    sample_rate_hz=16_000,
+                ),
+            )
+
+    def _partition(self, number: int) -> int:
+        return number % self._settings.partitions
+
+    def _produce(self, number: int, record: AudioFrame | SessionStart | SessionEnd) -> None:
+        self.produce_raw(number, self._codec.encode(record))
+
+    def produce_raw(self, number: int, value: bytes) -> None:
+        name = topics.AUDIO.full_name(self._settings)
+        self._producer.produce(name, value, str(number).encode(), partition=self._partition(number))
+
+    def speak(self, frames: int, pace_s: float = 0.0) -> None:
+        for _ in range(frames):
+            for number, (session_id, payloads) in enumerate(self.payloads.items()):
+                payload = f"{session_id}/{len(payloads)}".encode()
+                self._produce(
+                    number,
+                    AudioFrame(
+                        channel_id=str(number),
+                        session_id=session_id,
+                        conversation_id="c",
+                        ordinal=len(payloads) + 1,
+                        position_samples=len(payloads) * FRAME_SAMPLES,
+                        encoding="pcm_s16le",
+                        sample_rate_hz=16_000,
+                        payload=payload,
+                    ),
+                )
+                payloads.append(payload)
+            self._producer.flush()
+            time.sleep(pace_s)
+
+    def hang_up(self) -> None:
+        for number, (session_id, payloads) in enumerate(self.payloads.items()):
+            self._produce(
+                number,
+                SessionEnd(
+                    channel_id=str(number),
+                    session_id=session_id,
+                    conversation_id="c",
+                    ordinal=len(payloads) + 1,
+                    position_samples=len(payloads) * FRAME_SAMPLES,
+                    reason="hangup",
+                ),
+            )
+        self._producer.flush()
+
+
+class Listener:
+    """Reads a topic raw from offset 0; knows nothing of the runtime."""
+
+    def __init__(self, settings: Settings, topic: Topic) -> None:
+        name = topic.full_name(settings)
+        self._consumer = Consumer(
+            {"bootstrap.servers": settings.bootstrap_servers, "group.id": "listener", "enable.auto.commit": False, "fetch.wait.max.ms": 20}
+        )
+        self._consumer.assign([TopicPartition(name, number, 0) for number in range(topic.partition_count(settings))])
+        self.records: list[object] = []
+
+    def read(self) -> list[object]:
+        while (message := self._consumer.poll(0.05)) is not None:
+            assert message.error() is None, message.error()
+            self.records.append(default_codec().decode(message.value()))
+        return self.records
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@pytest.fixture
+def speech(settings: Settings) -> Iterator[Listener]:
+    listener = Listener(settings, topics.SPEECH)
+    yield listener
+    listener.close()
+
+
+def counting_digests(payloads: list[bytes]) -> list[bytes]:
+    digests, digest = [], b""
+    for payload in payloads:
+        digest = hashlib.blake2b(digest + payload, digest_size=8).digest()
+        digests.append(digest)
+    return digests
+
+
+def ended(speech: Listener) -> set[str]:
+    return {record.session_id for record in speech.read() if isinstance(record, SessionEnd)}
+
+
+def as_a_reader_sees_it(records: list[object]) -> dict[str, list[bytes]]:
+    """Apply the reader's rule: keep the highest epoch, drop repeats by ordinal; and check that nothing is missing."""
+    epochs: dict[str, int] = defaultdict(int)
+    last: dict[str, int] = defaultdict(lambda: -1)
+    seen: dict[str, list[bytes]] = defaultdict(list)
+    for record in records:
+        assert isinstance(record, SpeechChunk | SessionEnd)
+        session_id = record.session_id
+        if record.epoch < epochs[session_id] or record.ordinal <= last[session_id]:
+            epochs[session_id] = max(epochs[session_id], record.epoch)
+            continue
+        assert record.ordinal == last[session_id] + 1, f"records of {session_id} are missing before {record}"
+        epochs[session_id], last[session_id] = record.epoch, record.ordinal
+        if isinstance(record, SpeechChunk):
+            seen[session_id].append(record.pcm)
+    return seen
+
+
+def check_nothing_lost(calls: Calls, speech: Listener) -> None:
+    """Every frame was taken exactly once, in order, whoever took it; no record was ever written in two versions."""
+    seen = as_a_reader_sees_it(speech.read())
+    assert seen == {session_id: counting_digests(payloads) for session_id, payloads in calls.payloads.items()}
+    versions: dict[tuple[str, int], set[bytes]] = defaultdict(set)
+    for record in speech.records:
+        if isinstance(record, SpeechChunk):
+            versions[record.session_id, record.ordinal].add(record.pcm)
+    assert all(len(contents) == 1 for contents in versions.values())
+
+
+def committed(settings: Settings) -> dict[int, tuple[int, Snapshot]]:
+    """Return what the group has committed, as the broker has it."""
+
+    async def ask() -> dict[int, tuple[int, Snapshot]]:
+        # confluent-kafka's admin client returns metadata with stray bytes after its end.
+        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+        await admin.start()
+        try:
+            found = await admin.list_consumer_group_offsets(f"{settings.namespace}.vad")
+        finally:
+            await admin.close()
+        return {tp.partition: (each.offset, Snapshot.unpack(each.metadata)) for tp, each in found.items() if each.metadata}
+
+    return asyncio.run(ask())
+
+
+def owned_by(workers: Workers, number: int) -> bool:
+    return "Worker ready" in workers.log(number)
+
+
+def test_stop_and_start_lose_nothing(settings: Settings, workers: Workers, speech: Listener) -> None:
+    """SIGTERM commits all that was taken: the next worker starts exactly there, and repeats nothing."""
+    calls = Calls(settings, sessions=3)
+    first = workers.start()
+    calls.speak(10, pace_s=0.02)
+    wait_until(lambda: len(speech.read()) >= 30, "the first worker's work")
+    first.terminate()
+    assert first.wait(PATIENCE_S) == 0
+    calls.speak(10)
+    workers.start()
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == 3, "the end of all sessions")
+    check_nothing_lost(calls, speech)
+    assert len(speech.records) == 3 * (20 + 1), "something was done twice, though the first worker stopped in order"
+    epochs = {record.epoch for record in speech.records}  # type: ignore[attr-defined]
+    assert epochs == {1, 2}, "each takeover counts one epoch on"
+
+
+def test_kill_9_in_the_middle_of_calls_loses_nothing(settings: Settings, workers: Workers, speech: Listener) -> None:
+    """Two workers share more sessions than partitions; each is killed once, with work in its hands."""
+    calls = Calls(settings, sessions=settings.partitions + 2)
+    first, _ = workers.start(step_s=0.05), workers.start(step_s=0.05)
+    wait_until(lambda: owned_by(workers, 0) and owned_by(workers, 1), "the start of two workers")
+    calls.speak(40, pace_s=0.05)
+    first.kill()
+    calls.speak(40, pace_s=0.05)
+    third = workers.start(step_s=0.05)
+    calls.speak(40, pace_s=0.05)
+    third.kill()
+    calls.speak(10, pace_s=0.05)
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == len(calls.payloads), "the end of all sessions")
+    check_nothing_lost(calls, speech)
+
+
+def test_a_frozen_owner_that_wakes_up_changes_nothing(settings: Settings, workers: Workers, speech: Listener) -> None:
+    """SIGSTOP with work in hand, takeover, SIGCONT: what the old owner still writes is fenced, and its commits are refused."""
+    calls = Calls(settings, sessions=settings.partitions)
+    frozen = workers.start(step_s=0.2)
+    wait_until(lambda: owned_by(workers, 0), "the start of a worker")
+    calls.speak(10, pace_s=0.02)
+    wait_until(lambda: len(speech.read()) > 0, "some work")
+    frozen.send_signal(signal.SIGSTOP)
+    workers.start()
+    calls.speak(10)
+    wait_until(lambda: bool(speech.read()) and max(each.epoch for each in speech.records) == 2, "a takeover")  # type: ignore[attr-defined]
+    wait_until(lambda: min((snapshot.epoch for _, snapshot in committed(settings).values()), default=0) >= 2, "its commits")
+    frozen.send_signal(signal.SIGCONT)
+    calls.speak(20, pace_s=0.05)
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == len(calls.payloads), "the end of all sessions")
+    check_nothing_lost(calls, speech)
+    assert all(snapshot.epoch >= 2 for _, snapshot in committed(settings).values()), "an old owner's commit was taken"
+
+
+def test_what_cannot_be_read_is_rejected_with_its_reason_and_the_channel_goes_on(
+    settings: Settings, workers: Workers, speech: Listener
+) -> None:
+    calls = Calls(settings, sessions=2)
+    calls.speak(3)
+    calls.produce_raw(0, b"\x00\x01\x02 something else")
+    calls.produce_raw(0, b"")
+    calls.produce_raw(1, default_codec().encode(Rejected(topic="t", partition=0, offset=0, stage="vad", reason="r", at_us=0)))
+    calls.speak(3)
+    calls.hang_up()
+    workers.start()
+    wait_until(lambda: len(ended(speech)) == 2, "the end of all sessions")
+    check_nothing_lost(calls, speech)
+    rejected = Listener(settings, topics.REJECTED)
+    wait_until(lambda: len(rejected.read()) == 3, "three rejections")
+    rejected.close()
+    reasons = {(each.partition, each.value): each.reason for each in rejected.records if isinstance(each, Rejected)}
+    assert "registry" in reasons[0, b"\x00\x01\x02 something else"]
+    assert "empty" in reasons[0, b""]
+    assert any("Rejected does not belong" in reason for reason in reasons.values())
+
+
+def test_a_frame_of_a_session_that_never_started_is_rejected(settings: Settings, workers: Workers, speech: Listener) -> None:
+    calls = Calls(settings, sessions=1)
+    stray = AudioFrame(
+        channel_id="0",
+        session_id="stray",
+        conversation_id="c",
+        ordinal=7,
+        position_samples=0,
+        encoding="pcm_s16le",
+        sample_rate_hz=16_000,
+        payload=b"xx",
+    )
+    calls.produce_raw(0, default_codec().encode(stray))
+    calls.speak(2)
+    calls.hang_up()
+    workers.start()
+    wait_until(lambda: ended(speech) == {"session-0"}, "the end of the session")
+    check_nothing_lost(calls, speech)
+    rejected = Listener(settings, topics.REJECTED)
+    wait_until(lambda: len(rejected.read()) == 1, "a rejection")
+    rejected.close()
+    assert isinstance(rejected.records[0], Rejected)
+    assert "stray was never started" in rejected.records[0].reason
