@@ -36,6 +36,7 @@ __all__ = [
     "partitions_of",
     "plain_consumer",
     "ssl_context",
+    "start_offsets",
     "translated",
 ]
 
@@ -292,6 +293,29 @@ def _offsets(settings: Settings, partitions: Sequence[TopicPartition], spec: Off
     return asked(settings, "tell its offsets", question)
 
 
+def start_offsets(
+    settings: Settings, partitions: Sequence[TopicPartition], start: Literal["beginning", "end"] | int
+) -> dict[tuple[str, int], int]:
+    """Return, by (topic, partition), where reading begins.
+
+    Args:
+        settings: where the brokers are.
+        partitions: the partitions.
+        start: what is oldest, what comes after this call, or what was appended from a Unix time in ms on.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    if start == "beginning":
+        return {(partition.topic, partition.partition): OFFSET_BEGINNING for partition in partitions}
+    # "The end" as the brokers see it now: librdkafka's own OFFSET_END is looked up later, and what came in between would be missed.
+    end = end_offsets(settings, partitions)
+    if start == "end":
+        return end
+    found = _offsets(settings, partitions, OffsetSpec.for_timestamp(start), _ADMIN_TIMEOUT_S)
+    return {key: offset if offset >= 0 else end[key] for key, offset in found.items()}
+
+
 def plain_consumer(
     settings: Settings,
     source: Iterable[Topic] | Sequence[TopicPartition],
@@ -315,16 +339,7 @@ def plain_consumer(
     entries = list(source)
     partitions = [entry for entry in entries if isinstance(entry, TopicPartition)]
     partitions += partitions_of(settings, [entry for entry in entries if isinstance(entry, Topic)])
-    open_ended = [partition for partition in partitions if partition.offset < 0]
-    if start == "beginning":
-        begin = {(partition.topic, partition.partition): OFFSET_BEGINNING for partition in open_ended}
-    else:
-        # "The end" as the brokers see it now: librdkafka's own OFFSET_END is looked up later, and what came in between would be missed.
-        end = end_offsets(settings, open_ended)
-        begin = end
-        if start != "end":
-            found = _offsets(settings, open_ended, OffsetSpec.for_timestamp(start), _ADMIN_TIMEOUT_S)
-            begin = {key: offset if offset >= 0 else end[key] for key, offset in found.items()}
+    begin = start_offsets(settings, [partition for partition in partitions if partition.offset < 0], start)
     consumer = Consumer(
         client_config(settings)
         | {
