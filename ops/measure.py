@@ -181,6 +181,10 @@ class Measurement:
         """Announce a session, with what is said in it. Only announced sessions are measured."""
         self._sessions[session_id] = _Session(channel_id, tuple(words))
 
+    def forget(self, session_id: str) -> None:
+        """Take back that a session was announced: it never began."""
+        self._sessions.pop(session_id, None)
+
     def sent(self, session_id: str, start_sample: int, end_sample: int) -> None:
         """Note a frame that its recorder has sent."""
         session = self._sessions[session_id]

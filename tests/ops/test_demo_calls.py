@@ -43,7 +43,7 @@ class TestBundledClips:
         for clip in clips():
             ends = [word.end_sample for word in clip.words]
             assert ends == sorted(set(ends)), clip.file
-            assert 0 < ends[0], clip.file
+            assert ends[0] > 0, clip.file
             assert ends[-1] <= len(read_clip(clip.file)), clip.file
 
     def test_words_end_where_sound_is(self) -> None:

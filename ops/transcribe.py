@@ -1,0 +1,441 @@
+"""``asr transcribe``: audio files into text, through the same pipeline as live calls."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import msgspec
+import typer
+
+from schemas.records import SAMPLE_RATE_HZ, Word
+from streams.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from connectors.recorder.media import FileSource
+    from connectors.recorder.recorder import Playback
+    from connectors.results import Received, Results, SessionView
+    from ops.processes import System
+    from streams.settings import Settings
+
+__all__ = ["ChannelText", "Format", "Segment", "cues", "render", "transcribe"]
+
+_EXIT_UNREADABLE: Final = 2
+_TICK_S: Final = 0.1
+_CAUGHT_UP_TIMEOUT_S: Final = 30.0
+#: An engine that hangs is killed and restarted within its timeout, and then has to load its model.
+_STALL_BEYOND_ENGINE_TIMEOUT_S: Final = 60.0
+#: What fits on a screen and can be read in the time.
+_CUE_CHARS: Final = 84
+_CUE_MS: Final = 6_000
+_MS_PER_S: Final = 1_000
+
+
+class Format(StrEnum):
+    """What the text is written as."""
+
+    TEXT = "text"
+    JSON = "json"
+    SRT = "srt"
+    VTT = "vtt"
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of speech. Times count from the file's start.
+
+    Attributes:
+        start_ms: where it begins.
+        end_ms: where it ends.
+        text: what was said.
+        confidence: between 0 and 1.
+        words: its words with their times.
+    """
+
+    start_ms: int
+    end_ms: int
+    text: str
+    confidence: float
+    words: tuple[Word, ...] = ()
+
+
+class ChannelText(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said on one channel of a file. These names are the keys of the JSON, and stay as they are.
+
+    Attributes:
+        file: the file, as it was named.
+        channel: which of its channels, from 0; a file whose channels are equal has one.
+        label: ``left`` and ``right`` for two channels, ``channel N`` for more; empty for one.
+        text: everything that was said.
+        segments: the same in pieces, in order.
+    """
+
+    file: str
+    channel: int
+    label: str
+    text: str
+    segments: tuple[Segment, ...]
+
+
+class Cue(NamedTuple):
+    """A subtitle."""
+
+    start_ms: int
+    end_ms: int
+    label: str
+    text: str
+
+
+def transcribe(
+    files: Annotated[list[Path], typer.Argument(help="Audio files of any kind: WAV, MP3, FLAC, Opus, G.711, video…", show_default=False)],
+    format_: Annotated[Format, typer.Option("--format", "-f", help="What to write.")] = Format.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write it: a file, or a folder for one file each.  [default: standard output]"),
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="What recognises speech. [ASR_ENGINE]", show_default=False)] = None,
+    language: Annotated[str, typer.Option(help="What is spoken, such as en or zh; else the model's own language, or detected.")] = "",
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the JSON here as well; - for standard output.", show_default=False, allow_dash=True),
+    ] = None,
+) -> None:
+    """Turn audio files into text, as fast as this machine can.
+
+    The files go through the same stages as live calls: those of a running system (ASR_BOOTSTRAP_SERVERS) if there is one, else an
+    embedded one that is started for this command. The two channels of a stereo file are two parties, kept apart and labelled; if they
+    hold the same, they are taken once.
+
+    The exit code is 2 if one of the files could not be read; the others are transcribed all the same.
+    """
+    # Not for --help.
+    from rich.console import Console
+
+    from streams.settings import load_settings
+
+    people = Console(stderr=True, highlight=False, soft_wrap=True)
+    json_to_stdout = str(json_file) == "-"
+    if json_to_stdout and output is None and format_ is not Format.JSON:
+        # Two kinds of output in one stream would be neither.
+        format_, json_file = Format.JSON, None
+    wishes: dict[str, Any] = {} if engine is None else {"engine": engine}
+    settings = load_settings(**wishes)
+    sources, refused = _open_all(files)
+    for reason in refused:
+        people.print(f"asr: {reason}", style="red", markup=False)
+    if sources:
+        _check_output(format_, output, len({source.path for source in sources}))
+        texts = _transcribed(sources, settings, wishes, people, language=language, engine_wished=engine)
+        _write(texts, format_, output)
+        if json_file is not None:
+            _put(render(texts, Format.JSON), None if json_to_stdout else json_file)
+    if refused:
+        raise typer.Exit(_EXIT_UNREADABLE)
+
+
+def _open_all(files: Sequence[Path]) -> tuple[list[FileSource], list[str]]:
+    """Return the channels of all files, and why others cannot be read, a line each."""
+    from connectors.recorder.media import MediaError, open_media
+
+    sources: list[FileSource] = []
+    refused: list[str] = []
+    for file in dict.fromkeys(files):
+        try:
+            sources += open_media(file)
+        except MediaError as reason:
+            refused.append(" ".join(str(reason).split()))
+    return sources, refused
+
+
+def _transcribed(
+    sources: Sequence[FileSource],
+    settings: Settings,
+    overrides: Mapping[str, Any],
+    people: Console,
+    *,
+    language: str,
+    engine_wished: str | None,
+) -> list[ChannelText]:
+    """Take the sources through the pipeline and return their texts in the same order."""
+    from connectors.recorder.recorder import Recorder
+    from ops.processes import System
+
+    with contextlib.ExitStack() as stack:
+        with people.status("Starting") as status:
+            system = stack.enter_context(
+                System(settings, "transcribe", overrides=overrides, join=True, on_progress=lambda what: status.update(what))
+            )
+            if engine_wished is not None:
+                system.require_engine(engine_wished)
+            reader = _Reader(system.settings)
+            stack.callback(reader.stop)
+            reader.start()
+            recorder = stack.enter_context(Recorder(system.settings, realtime=False, keep_spans=False))
+        began_s = time.monotonic()
+        playbacks = _play(recorder, sources, system.settings.partitions, language)
+        views = _follow(playbacks, reader, system, people)
+        took_s = time.monotonic() - began_s
+        audio_s = sum(playback.report().audio_ms for playback in playbacks) / _MS_PER_S
+    for source in sources:
+        for note in source.notes:
+            people.print(f"{source.name}: {note}", style="yellow", markup=False)
+    people.print(f"{audio_s:.1f} s of audio took {took_s:.1f} s, {audio_s / took_s:.1f} times as fast as real time", style="dim")
+    return [_text_of(source, view) for source, view in zip(sources, views, strict=True)]
+
+
+def _play(recorder: Any, sources: Sequence[FileSource], partitions: int, language: str) -> list[Playback]:
+    """Begin a session for each source; the channels of a file belong to one call."""
+    from connectors.recorder.session import new_id
+
+    run = secrets.token_hex(3)
+    calls: dict[Path, str] = {}
+    return [
+        recorder.play(
+            source,
+            # Not a number: those are the telephone channels of a running system.
+            f"{source.path.stem}-{run}-{number}",
+            conversation_id=calls.setdefault(source.path, new_id()),
+            party=_label(source),
+            language=language,
+            partition=number % partitions,
+        )
+        for number, source in enumerate(sources)
+    ]
+
+
+class _Reader:
+    """Reads the results in a thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        from connectors.results import Results, ResultsConsumer
+        from streams.topics import COVERAGE, SESSIONS, TRANSCRIPTS
+
+        self.lock = threading.Lock()
+        self.results: Results = Results()
+        #: When anything came of a session, on the monotonic clock.
+        self.heard_at_s: dict[str, float] = {}
+        self._caught_up = threading.Event()
+        self._failures: list[Exception] = []
+        self._consumer = ResultsConsumer(
+            settings,
+            self._take,
+            caught_up=self._caught_up.set,
+            failed=self._failures.append,
+            since_ms=dict.fromkeys((COVERAGE, TRANSCRIPTS, SESSIONS), 0),
+        )
+
+    def start(self) -> None:
+        self._consumer.start()
+        self._caught_up.wait(_CAUGHT_UP_TIMEOUT_S)
+        self.check()
+
+    def check(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    def stop(self) -> None:
+        self._consumer.stop()
+
+    def _take(self, received: Sequence[Received]) -> None:
+        now_s = time.monotonic()
+        with self.lock:
+            for record, arrived_us in received:
+                self.results.apply(record, arrived_us)
+                self.heard_at_s[record.session_id] = now_s
+
+
+def _follow(playbacks: Sequence[Playback], reader: _Reader, system: System, people: Console) -> list[SessionView]:
+    """Wait until every session is closed and its finals are out, and return the sessions.
+
+    Raises:
+        UserError: nothing comes any more; the message says who is to blame.
+    """
+    ids = [playback.info.session_id for playback in playbacks]
+    began_s = time.monotonic()
+    stall_s = system.settings.engine_timeout_ms / _MS_PER_S + _STALL_BEYOND_ENGINE_TIMEOUT_S
+    with _progress(playbacks, people) as show:
+        while True:
+            time.sleep(_TICK_S)
+            system.check()
+            reader.check()
+            for playback in playbacks:
+                if playback.done() and (lost := playback.report()).frames_lost:
+                    raise UserError(f"{lost.source}: the broker did not take {lost.frames_lost} frames", "; ".join(lost.failures))
+            with reader.lock:
+                views = [reader.results.sessions.get(session_id) for session_id in ids]
+                finished = [view for view in views if view is not None and _is_finished(view)]
+                heard_at_s = max(reader.heard_at_s.get(session_id, began_s) for session_id in ids)
+                show([_samples_done(view) for view in views])
+            if len(finished) == len(ids):
+                return finished
+            if time.monotonic() - heard_at_s > stall_s:
+                why = ""
+                if system.workers is not None:
+                    system.workers.listen(1.5)
+                    why = system.workers.describe()
+                raise UserError(f"Nothing came for {stall_s:.0f} s, and {len(ids) - len(finished)} channels are not finished", why)
+
+
+def _is_finished(view: SessionView) -> bool:
+    """Return whether a session is closed and each of its segments has come."""
+    record = view.record
+    return record is not None and record.state == "closed" and len(view.finals()) >= record.finals
+
+
+def _samples_done(view: SessionView | None) -> int:
+    return 0 if view is None else sum(end - start for start, end in view.frames)
+
+
+@contextlib.contextmanager
+def _progress(playbacks: Sequence[Playback], people: Console) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Yield what shows how far each channel is; in a terminal only."""
+    if not people.is_terminal:
+        yield lambda _done: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=people, transient=True) as progress:
+        lengths = [(playback.source.duration_ms or 0) * SAMPLE_RATE_HZ // _MS_PER_S for playback in playbacks]
+        tasks = [progress.add_task(playback.source.name, total=length or None) for playback, length in zip(playbacks, lengths, strict=True)]
+
+        def show(done: Sequence[int]) -> None:
+            for task, samples in zip(tasks, done, strict=True):
+                progress.update(task, completed=samples)
+
+        yield show
+
+
+def _label(source: FileSource) -> str:
+    if source.channels == 1:
+        return ""
+    return ("left", "right")[source.channel] if source.channels == 2 else f"channel {source.channel + 1}"
+
+
+def _text_of(source: FileSource, view: SessionView) -> ChannelText:
+    from connectors.results import to_ms
+
+    segments = tuple(
+        Segment(
+            start_ms=to_ms(final.position_samples),
+            end_ms=to_ms(final.end_sample),
+            text=final.text,
+            confidence=final.confidence,
+            words=final.words,
+        )
+        for final in (segment.transcript for segment in view.finals())
+        if final.text
+    )
+    return ChannelText(
+        file=str(source.path),
+        channel=source.channel,
+        label=_label(source),
+        text=" ".join(segment.text for segment in segments),
+        segments=segments,
+    )
+
+
+def cues(texts: Sequence[ChannelText]) -> list[Cue]:
+    """Return subtitles of what was said on the channels of one file, in order; long segments are cut between words."""
+    found = [cue for text in texts for segment in text.segments for cue in _cut(segment, text.label)]
+    return sorted(found, key=lambda cue: (cue.start_ms, cue.end_ms))
+
+
+def _cut(segment: Segment, label: str) -> Iterator[Cue]:
+    written = segment.text.split()
+    if len(written) != len(segment.words):  # post-processing has joined words: their times are those of others
+        yield Cue(segment.start_ms, segment.end_ms, label, segment.text)
+        return
+    held: list[str] = []
+    start_ms = end_ms = segment.start_ms
+    for text, word in zip(written, segment.words, strict=True):
+        too_long = len(" ".join([*held, text])) > _CUE_CHARS or word.end_ms - start_ms > _CUE_MS
+        if held and too_long:
+            yield Cue(start_ms, end_ms, label, " ".join(held))
+            held = []
+        if not held:
+            start_ms = word.start_ms
+        held.append(text)
+        end_ms = max(word.end_ms, start_ms + 1)
+    if held:
+        yield Cue(start_ms, end_ms, label, " ".join(held))
+
+
+def render(texts: Sequence[ChannelText], format_: Format) -> str:
+    """Return the texts of one or several files as they are written.
+
+    Text: a line for each segment, in the order of speaking, with the party's label where a file has several channels and the file's name
+    above it where there are several files.
+    """
+    if format_ is Format.JSON:
+        return msgspec.json.format(msgspec.json.encode(list(texts)), indent=2).decode() + "\n"
+    files = list(dict.fromkeys(text.file for text in texts))
+    parts = [_render_file([text for text in texts if text.file == file], format_) for file in files]
+    if format_ is Format.TEXT and len(files) > 1:
+        parts = [f"{file}:\n{part}" for file, part in zip(files, parts, strict=True)]
+    return "\n".join(parts)
+
+
+def _render_file(texts: Sequence[ChannelText], format_: Format) -> str:
+    if format_ is Format.TEXT:
+        said = sorted((segment.start_ms, text.label, segment.text) for text in texts for segment in text.segments)
+        return "".join(f"{label}: {line}\n" if label else f"{line}\n" for _, label, line in said)
+    if format_ is Format.SRT:
+        blocks = [
+            f"{number}\n{_clock(cue.start_ms, ',')} --> {_clock(cue.end_ms, ',')}\n{f'{cue.label}: ' if cue.label else ''}{cue.text}\n"
+            for number, cue in enumerate(cues(texts), 1)
+        ]
+        return "\n".join(blocks)
+    blocks = [
+        f"{_clock(cue.start_ms, '.')} --> {_clock(cue.end_ms, '.')}\n{f'<v {cue.label}>' if cue.label else ''}{_escaped(cue.text)}\n"
+        for cue in cues(texts)
+    ]
+    return "\n".join(["WEBVTT\n", *blocks])
+
+
+def _clock(ms: int, point: str) -> str:
+    seconds, ms = divmod(ms, 1_000)
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{point}{ms:03d}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _check_output(format_: Format, output: Path | None, files: int) -> None:
+    """Refuse what would come out useless, before any work is done."""
+    if format_ in {Format.SRT, Format.VTT} and files > 1 and (output is None or not output.is_dir()):
+        raise UserError(f"Subtitles of {files} files do not go into one", "Name an existing folder with --output.")
+    if output is not None and not output.is_dir() and not output.absolute().parent.is_dir():
+        raise UserError(f"There is no folder {output.absolute().parent}", "Make it, or choose another --output.")
+
+
+def _write(texts: Sequence[ChannelText], format_: Format, output: Path | None) -> None:
+    if output is None or not output.is_dir():
+        _put(render(texts, format_), output)
+        return
+    suffix = "txt" if format_ is Format.TEXT else format_.value
+    names: set[str] = set()
+    for file in dict.fromkeys(text.file for text in texts):
+        stem = Path(file).stem
+        # Files of the same name from different folders, or with different endings, must not overwrite each other.
+        name = next(name for number in range(len(texts) + 1) if (name := f"{stem}-{number}" if number else stem) not in names)
+        names.add(name)
+        _put(render([text for text in texts if text.file == file], format_), output / f"{name}.{suffix}")
+
+
+def _put(text: str, file: Path | None) -> None:
+    if file is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as refused:
+        raise UserError(f"{file} cannot be written ({refused.strerror})") from refused
