@@ -20,6 +20,9 @@ __all__ = ["Drift", "TopicDriftError", "create_topics", "delete_topics", "ensure
 
 log = logging.getLogger(__name__)
 
+#: For the first answer; a person is waiting.
+_CONTACT_TIMEOUT_S: Final = 5.0
+#: For the work: hundreds of partitions on a machine that is busy.
 _TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
 #: Another value of these loses records or puts them where nobody looks.
@@ -90,7 +93,7 @@ def create_topics(settings: Settings, topics: Sequence[Topic] = TOPICS) -> list[
     """
 
     def create(client: AdminClient) -> list[str]:
-        existing = client.list_topics(timeout=_TIMEOUT_S).topics
+        existing = client.list_topics(timeout=_CONTACT_TIMEOUT_S).topics
         missing = [topic for topic in topics if topic.full_name(settings) not in existing]
         if not missing:
             return []
@@ -136,7 +139,7 @@ def find_drift(settings: Settings, topics: Sequence[Topic] = TOPICS) -> list[Dri
     """
 
     def compare(client: AdminClient) -> list[Drift]:
-        metadata = client.list_topics(timeout=_TIMEOUT_S).topics
+        metadata = client.list_topics(timeout=_CONTACT_TIMEOUT_S).topics
         by_name = {topic.full_name(settings): topic for topic in topics}
         found = [name for name in by_name if name in metadata]
         configs = _configs(client, found)
