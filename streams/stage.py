@@ -1,7 +1,7 @@
 """The runtime around a stage's core: what its author cannot get wrong any more.
 
-One :class:`Stage` reads one topic through a Faust agent and owns, for each partition that is its own at the moment, a :class:`Tenure`:
-which offset comes next, which inputs are settled, where each session stands. It
+One :class:`Stage` reads one topic through a Faust agent. For each partition that is its own at the moment it holds a
+:class:`streams.tenure.Tenure`. It
 
 * checks that Kafka offsets are contiguous: a hole is read again, and gone over only if the offsets are gone for good;
 * drops repeats (by ordinal) and zombies (by epoch), and refuses what cannot be read, onto the rejected topic with its reason;
@@ -16,12 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
-from zlib import crc32
 
 import msgspec
 from aiokafka.structs import TopicPartition
@@ -37,19 +35,19 @@ from schemas.records import (
     Rejected,
     Session,
     SessionRecord,
-    SessionStart,
     StageName,
     Timeout,
     Transcript,
 )
 from streams import metrics, topics
-from streams.checkpoint import CommitRefusedError, Committed, Frontier, OffsetStore, SessionSnapshot, Snapshot, SnapshotError, Track
+from streams.checkpoint import CommitRefusedError, Committed, OffsetStore, SessionSnapshot, Snapshot, SnapshotError
 from streams.core import Core, Emitter, Input, SessionKey, SessionState
 from streams.outbox import Outbox
 from streams.settings import Settings
+from streams.tenure import Order, Placement, Standing, Tenure
 from streams.topics import Topic
 
-__all__ = ["Route", "Stage", "Tenure", "record_key"]
+__all__ = ["Route", "Stage", "record_key"]
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +60,6 @@ _COMMIT_INTERVAL_S: Final = 0.05
 _REFUSED_WAIT_S: Final = 0.3
 _DRAIN_TIMEOUT_S: Final = 2.0
 _TIMEOUT_CHECK_S: Final = 1.0
-#: Ended sessions that a partition remembers: far more than can end within a zombie's life.
-_ENDED_REMEMBERED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +70,11 @@ class Route:
         stage: its name.
         source: the topic that it reads.
         onward: the topic for the records that go on to the next stage, if there is one.
-        ordinals_jump: whether the source may leave out ordinals: only the recorder's, where it means lost audio.
     """
 
     stage: StageName
     source: Topic
     onward: Topic | None
-    ordinals_jump: bool = False
 
 
 def record_key(record: Record) -> str:
@@ -109,66 +103,6 @@ _RESULT_TOPICS: Final[Mapping[type[Record], Topic]] = {
     # A timeout is an input: it goes where the audio comes from, and acts when it is read there.
     Timeout: topics.AUDIO,
 }
-
-
-def _hash(session_id: str) -> int:
-    return crc32(session_id.encode())
-
-
-@dataclass(slots=True)
-class _Standing:
-    """One session of a tenure: the last track before each input that a restart might have to begin at."""
-
-    channel_id: str
-    conversation_id: str
-    read_from_offset: int
-    from_offset: int
-    epoch: int
-    ordinal: int
-    next_ordinal: int
-    seen_s: float
-    position_samples: int = 0
-    tracks: deque[tuple[int, int, int]] = field(default_factory=deque)
-
-    def track_before(self, offset: int) -> Track:
-        """Return where the session stood before an input; earlier ones are forgotten."""
-        while len(self.tracks) > 1 and self.tracks[1][0] < offset:
-            self.tracks.popleft()
-        _, epoch, ordinal = self.tracks[0]
-        return Track(epoch, ordinal, self.next_ordinal)
-
-
-class Tenure:
-    """A worker's time as the owner of one partition of a stage's topic."""
-
-    def __init__(self, number: int, snapshot: Snapshot, start: int) -> None:
-        self.number = number
-        self.alive = True
-        self.epoch = snapshot.epoch
-        self.emit_from_offset = snapshot.emit_from_offset
-        self.frontier = Frontier(start)
-        self.ended: deque[int] = deque(snapshot.ended, maxlen=_ENDED_REMEMBERED)
-        #: A captured state and its packed form, until it is committed.
-        self.candidate: tuple[Snapshot, str] | None = None
-        self.captured_s = 0.0
-        self.dirty = False
-        self.rereading_from: int | None = None
-        self.passed_over = -1
-        now_s = time.monotonic()
-        self.sessions: dict[str, _Standing] = {}
-        for each in snapshot.sessions:
-            standing = _Standing(
-                channel_id="",
-                conversation_id="",
-                read_from_offset=each.read_from_offset,
-                from_offset=each.from_offset,
-                epoch=each.track.upstream_epoch,
-                ordinal=each.track.upstream_ordinal,
-                next_ordinal=each.track.next_ordinal,
-                seen_s=now_s,
-            )
-            standing.tracks.append((-1, standing.epoch, standing.ordinal))
-            self.sessions[each.session_id] = standing
 
 
 class Stage(Service, Emitter):
@@ -210,6 +144,7 @@ class Stage(Service, Emitter):
         self._failure: BaseException | None = None
         self._draining = False
         self._busy_s = 0.0
+        self._numbered_by_recorder = route.source is topics.AUDIO
 
     # ------------------------------------------------------------------ reading
 
@@ -223,11 +158,8 @@ class Stage(Service, Emitter):
     async def read(self, partition: int, offset: int, appended_ms: int, key: bytes | None, value: bytes | None) -> None:
         """Take one record as it lies on the source topic."""
         tenure = self.tenures.get(partition)
-        if tenure is None or self._draining:
+        if tenure is None or self._draining or not await self._continues(tenure, offset):
             return
-        if offset != tenure.frontier.next_offset and not await self._continues(tenure, offset):
-            return
-        tenure.rereading_from = None
         metrics.INPUTS.labels(self.route.stage).inc()
         try:
             record = self._codec.decode(value)
@@ -237,79 +169,49 @@ class Stage(Service, Emitter):
         if not isinstance(record, FlowRecord):
             self._reject(tenure, offset, key, value, f"a {type(record).__name__} does not belong on this topic")
             return
-        taken = self._place(tenure, offset, record)
-        if taken is None:
-            self._reject(tenure, offset, key, value, f"its session {record.session_id} was never started here")
-        elif taken:
-            warm = offset < tenure.sessions[record.session_id].from_offset
-            if warm:
+        missing = tenure.missing_before(record)
+        match placement := tenure.place(offset, record):
+            case Placement.STRANGER:
+                self._reject(tenure, offset, key, value, f"its session {record.session_id} was never started here")
+            case Placement.TAKE | Placement.WARM:
+                if missing and placement is Placement.TAKE:
+                    log.error("%s: %d records of session %s never came", self.shortlabel, missing, record.session_id)
+                    metrics.HOLES.labels(self.route.stage, "upstream").inc()
+                self._take(tenure, offset, appended_ms, record, warm=placement is Placement.WARM)
+            case _:
+                metrics.DROPPED.labels(self.route.stage, placement.value).inc()
                 tenure.frontier.skip(offset)
-            else:
-                tenure.frontier.begin(offset)
-                tenure.dirty = True
-            self._ready.append(Input(SessionKey(partition, record.session_id), offset, appended_ms, record, warm, tenure))
-            self._wake.set()
-        else:
+
+    def _take(self, tenure: Tenure, offset: int, appended_ms: int, record: FlowRecord, *, warm: bool) -> None:
+        if warm:
             tenure.frontier.skip(offset)
+        else:
+            tenure.frontier.begin(offset)
+            tenure.dirty = True
+        key = SessionKey(tenure.number, record.session_id)
+        self._ready.append(Input(key, offset, appended_ms, record, warm, tenure))
+        self._wake.set()
 
     async def _continues(self, tenure: Tenure, offset: int) -> bool:
-        """Decide on an offset that is not the next one; return whether to go on with it all the same."""
-        expected = tenure.frontier.next_offset
-        if offset < expected:
-            return False  # read before: the flow was sought back to the committed offset
-        tp = TopicPartition(self.source_name, tenure.number)
-        if tenure.rereading_from is None or (offset > tenure.passed_over and tenure.passed_over >= 0):
-            if tenure.rereading_from is None:
-                log.warning("%s %s: offset %d came and %d was due; reading again", self.route.stage, tp, offset, expected)
+        """Return whether to go on with the record at an offset; a hole before it is read again."""
+        due = tenure.frontier.next_offset
+        match tenure.order(offset):
+            case Order.NEXT:
+                return True
+            case Order.HOLE:
+                log.warning("%s: offset %d of %s-%d came, %d was due: reading again", self.shortlabel, offset, *self._at(tenure), due)
                 metrics.HOLES.labels(self.route.stage, "reread").inc()
-                tenure.rereading_from = expected
-                await self._app.consumer.seek(tp, expected)
-            tenure.passed_over = offset
-            return False
-        # The flow went back and came to this offset again: what lies between is no data, or was deleted.
-        log.error("%s %s: offsets %d to %d are gone for good", self.route.stage, tp, expected, offset - 1)
-        metrics.HOLES.labels(self.route.stage, "gone").inc()
-        tenure.passed_over = -1
-        return True
+                await self._app.consumer.seek(self._at(tenure), due)
+                return False
+            case Order.GONE:
+                log.error("%s: offsets %d to %d of %s-%d are gone for good", self.shortlabel, due, offset - 1, *self._at(tenure))
+                metrics.HOLES.labels(self.route.stage, "gone").inc()
+                return True
+            case _:
+                return False
 
-    def _place(self, tenure: Tenure, offset: int, record: FlowRecord) -> bool | None:
-        """Return whether to take a record, False to pass it over, or None if its session is unknown."""
-        standing = tenure.sessions.get(record.session_id)
-        if standing is None:
-            if offset < tenure.emit_from_offset or _hash(record.session_id) in tenure.ended:
-                return self._pass_over("repeat")
-            if not isinstance(record, SessionStart):
-                return self._pass_over("repeat") if isinstance(record, Timeout) else None
-            standing = _Standing("", "", offset, offset, record.epoch, -1, 0, 0.0)
-            standing.tracks.append((-1, record.epoch, -1))
-            tenure.sessions[record.session_id] = standing
-        standing.seen_s = time.monotonic()
-        standing.channel_id, standing.conversation_id = record.channel_id, record.conversation_id
-        standing.position_samples = max(standing.position_samples, record.position_samples)
-        if offset < standing.from_offset:
-            return offset >= standing.read_from_offset
-        if isinstance(record, Timeout) and self.route.source is topics.AUDIO:
-            return True  # written by a VAD among the recorder's records: outside their numbering
-        if record.epoch < standing.epoch:
-            return self._pass_over("zombie")
-        if record.ordinal <= standing.ordinal:
-            return self._pass_over("repeat")
-        if record.ordinal > standing.ordinal + 1 and not self.route.ordinals_jump:
-            log.error(
-                "%s: records %d to %d of session %s never came",
-                self.shortlabel,
-                standing.ordinal + 1,
-                record.ordinal - 1,
-                record.session_id,
-            )
-            metrics.HOLES.labels(self.route.stage, "upstream").inc()
-        standing.epoch, standing.ordinal = record.epoch, record.ordinal
-        standing.tracks.append((offset, standing.epoch, standing.ordinal))
-        return True
-
-    def _pass_over(self, why: str) -> bool:
-        metrics.DROPPED.labels(self.route.stage, why).inc()
-        return False
+    def _at(self, tenure: Tenure) -> TopicPartition:
+        return TopicPartition(self.source_name, tenure.number)
 
     def _reject(self, tenure: Tenure, offset: int, key: bytes | None, value: bytes | None, reason: str) -> None:
         """Put a record that cannot be used onto the rejected topic, and go on after it."""
@@ -412,22 +314,11 @@ class Stage(Service, Emitter):
             if offset < tenure.emit_from_offset:
                 continue  # a replay is going on: what is committed is still the best
             tenure.dirty, tenure.captured_s = offset < tenure.frontier.next_offset, now_s
-            snapshot = self._snapshot(tenure, offset)
+            snapshot = tenure.snapshot(offset, partial(self._state_of, tenure.number))
             tenure.candidate = snapshot, snapshot.pack(self._settings.snapshot_max_bytes)
 
-    def _snapshot(self, tenure: Tenure, offset: int) -> Snapshot:
-        open_sessions = []
-        for session_id, standing in list(tenure.sessions.items()):
-            if standing.from_offset >= offset:
-                continue  # its start waits for the next step
-            state = self.core.snapshot(SessionKey(tenure.number, session_id))
-            if state is None:
-                del tenure.sessions[session_id]
-                tenure.ended.append(_hash(session_id))
-                continue
-            track = standing.track_before(state.from_offset)
-            open_sessions.append(SessionSnapshot(session_id, state.read_from_offset, state.from_offset, track, state.state))
-        return Snapshot(tenure.epoch, offset, tuple(open_sessions), tuple(tenure.ended))
+    def _state_of(self, partition: int, session_id: str) -> SessionState | None:
+        return self.core.snapshot(SessionKey(partition, session_id))
 
     # ------------------------------------------------------------------ committing
 
@@ -491,9 +382,9 @@ class Stage(Service, Emitter):
                 if kept.get(number) is not tenure:
                     self._lose(tenure)
             self.tenures = kept
-            for number, tenure in kept.items():
-                tenure.rereading_from, tenure.passed_over = None, -1
-                self._app.consumer.resume_at[TopicPartition(self.source_name, number)] = tenure.frontier.next_offset
+            for tenure in kept.values():
+                tenure.resume()
+                self._app.consumer.resume_at[self._at(tenure)] = tenure.frontier.next_offset
             if new:
                 await self._begin(new)
 
@@ -519,7 +410,7 @@ class Stage(Service, Emitter):
             log.info("%s: %d partitions not taken over: %s", self.shortlabel, len(begun), refused)
             return
         for tp, (start, snapshot) in begun.items():
-            tenure = Tenure(tp.partition, snapshot, start)
+            tenure = Tenure(tp.partition, snapshot, start, numbered_by_recorder=self._numbered_by_recorder)
             self.tenures[tp.partition] = tenure
             metrics.TAKEOVERS.labels(self.route.stage).inc()
             for each in snapshot.sessions:
@@ -543,29 +434,30 @@ class Stage(Service, Emitter):
     @Service.task
     async def _propose_timeouts(self) -> None:
         """Write a Timeout for each session that nothing was heard of; it acts, for every reader alike, when it is read."""
-        if self.route.source is not topics.AUDIO:
+        if not self._numbered_by_recorder:
             return
         limit_s = self._settings.session_lost_ms / 1_000
         while not self.should_stop:
             await self.sleep(_TIMEOUT_CHECK_S)
             now_s = time.monotonic()
             for tenure in self.tenures.values():
-                for session_id, standing in tenure.sessions.items():
-                    if standing.channel_id and now_s - standing.seen_s > limit_s:
-                        self._propose_timeout(tenure, session_id, standing, now_s)
+                for standing in tenure.silent_since(now_s - limit_s):
+                    self._propose_timeout(tenure, standing, now_s)
 
-    def _propose_timeout(self, tenure: Tenure, session_id: str, standing: _Standing, now_s: float) -> None:
+    def _propose_timeout(self, tenure: Tenure, standing: Standing, now_s: float) -> None:
+        latest = standing.latest
+        assert latest is not None  # noqa: S101 silent_since yields only such
         timeout = Timeout(
-            channel_id=standing.channel_id,
-            session_id=session_id,
-            conversation_id=standing.conversation_id,
+            channel_id=latest.channel_id,
+            session_id=latest.session_id,
+            conversation_id=latest.conversation_id,
             epoch=tenure.epoch,
-            position_samples=standing.position_samples,
+            position_samples=latest.position_samples,
             silent_ms=round((now_s - standing.seen_s) * 1_000),
         )
         standing.seen_s = now_s
         topic = topics.AUDIO.full_name(self._settings)
-        self._outbox.send(topic, tenure.number, standing.channel_id.encode(), self._codec.encode(timeout), lambda: None)
+        self._outbox.send(topic, tenure.number, record_key(timeout).encode(), self._codec.encode(timeout), lambda: None)
 
     # ------------------------------------------------------------------ state of the worker
 

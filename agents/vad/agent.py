@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROUTE", "register"]
 
-ROUTE = Route("vad", topics.AUDIO, topics.SPEECH, ordinals_jump=True)
+ROUTE = Route("vad", topics.AUDIO, topics.SPEECH)
 
 
 def register(app: StreamsApp) -> None:

@@ -19,7 +19,7 @@ from streams.core import Emitter, Input, SessionKey, SessionState
 from streams.settings import Settings, load_settings
 from streams.stage import Route
 
-ROUTE = Route("vad", topics.AUDIO, topics.SPEECH, ordinals_jump=True)
+ROUTE = Route("vad", topics.AUDIO, topics.SPEECH)
 
 
 def following(count: int, digest: bytes, payload: bytes) -> tuple[int, bytes]:
