@@ -1,0 +1,226 @@
+"""A detector without training: sub-band levels against an adaptive noise estimate, in the spirit of AMR-WB's (ITU-T G.722.2).
+
+Each hop of 10 ms is judged on a window of 20 ms that ends with it. Levels in twelve bands are set against the noise estimated in
+each; their mean signal-to-noise ratio must exceed a threshold that is lower in loud noise. What stays spectrally flat is white noise,
+and steady tones (dial tone, ringback, keys) are no speech either, however loud. A burst of speech hangs over, so that weak ends
+are kept.
+
+The spectra of all channels and hops are one batched FFT; what adapts goes hop by hop, over all channels at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import rfft
+
+from schemas.records import SAMPLE_RATE_HZ
+
+__all__ = ["HOP_SAMPLES", "WINDOW_SAMPLES", "Traditional"]
+
+#: 10 ms: the step of every decision.
+HOP_SAMPLES: Final = SAMPLE_RATE_HZ // 100
+#: 20 ms: what a decision hears.
+WINDOW_SAMPLES: Final = 2 * HOP_SAMPLES
+
+_BIN_HZ: Final = SAMPLE_RATE_HZ / WINDOW_SAMPLES
+# AMR-WB's twelve bands, but without the direct current below 50 Hz; a line at 8 kHz leaves the last two silent.
+_BAND_EDGES_HZ: Final = (50, 200, 400, 600, 800, 1_200, 1_600, 2_000, 2_400, 3_200, 4_000, 4_800, 6_400)
+_EDGES: Final = np.array([round(edge / _BIN_HZ) for edge in _BAND_EDGES_HZ])
+_BANDS: Final = len(_EDGES) - 1
+_TELEPHONE: Final = slice(round(300 / _BIN_HZ), round(3_400 / _BIN_HZ))
+
+_WINDOW: Final[NDArray[np.float32]] = np.hanning(WINDOW_SAMPLES + 1)[:-1].astype(np.float32)
+# Makes the sum over all bins the mean square of the samples, full scale 1: both sides of the spectrum, the window's power, Parseval.
+_POWER: Final = np.float32(2 / (WINDOW_SAMPLES * float(np.square(_WINDOW).sum())))
+
+
+def _power(level_db: float) -> np.float32:
+    return np.float32(10 ** (level_db / 10))
+
+
+# Nothing under this is speech: a faint voice on a telephone is at -50 dB of full scale, and denoised up to 18 dB under that.
+_SPEECH_FLOOR: Final = _power(-68)
+# No band's noise is taken to be under this; 16-bit rounding alone is at -101 in all.
+_NOISE_FLOOR: Final = _power(-85)
+_NOISE_AT_START: Final = _power(-70)
+# A band's ratio counts up to 30 dB, so that no single band decides in quiet.
+_RATIO_CAP: Final = np.float32(1_000)
+
+# The threshold of the mean ratio, by the noise in all bands: straight between the two in decibels.
+_QUIET_DB, _QUIET_RATIO = -65.0, 12.0
+_LOUD_DB, _LOUD_RATIO = -35.0, 4.0
+
+# The flatness (geometric over arithmetic mean of the power spectrum) of white noise is exp(-0.577) = 0.56, denoised 0.4; of vowels,
+# under 0.1. Flat for the last 200 ms and flat now is noise; so an "s" in a word is not.
+_FLAT: Final = np.float32(0.33)
+_FLAT_NOW: Final = np.float32(0.2)
+_FLATNESS_AT_START: Final = np.float32(0.5)
+_FLATNESS_AVERAGE: Final = np.float32(0.05)
+_LOG_GUARD: Final = np.float32(1e-12)
+
+# A tone: two spectral lines hold nearly all power above 300 Hz, and stay where they are for 200 ms.
+_LINE_BINS: Final = 2
+_TONE_SHARE: Final = np.float32(0.95)
+_TONE_HOPS: Final = 20
+_TONE_FLOOR_BIN: Final = _TELEPHONE.start
+
+# The estimate of a band's noise moves by these shares of the difference, each hop.
+_DOWN: Final = np.float32(0.05)
+_UP_IN_SILENCE: Final = np.float32(0.03)
+_UP_WHEN_STEADY: Final = np.float32(0.06)
+# Silence is believed after 80 ms; speech that does not change for 600 ms is noise after all.
+_SILENCE_HOPS: Final = 8
+_STEADY_HOPS: Final = 60
+# Steady: the bands' levels are on average within this factor (in power) of their running mean.
+_STEADY_RATIO: Final = np.float32(6)
+_AVERAGE: Final = np.float32(0.15)
+
+# A click of less than 30 ms is no speech; after 50 ms of speech the decision holds for 80 ms.
+_ONSET_HOPS: Final = 3
+_BURST_HOPS: Final = 5
+_HANGOVER_HOPS: Final = 8
+
+# Where a channel's state keeps what: one float32 vector.
+_NOISE: Final = slice(0, _BANDS)
+_MEAN: Final = slice(_BANDS, 2 * _BANDS)
+_STEADY, _BURST, _HANG, _SILENT, _TONE, _LINE_1, _LINE_2, _FLATNESS = range(2 * _BANDS, 2 * _BANDS + 8)
+
+
+class _Spectra(NamedTuple):
+    """What one hop's decision needs, for many hops: leading axes as in the input."""
+
+    bands: NDArray[np.float32]
+    loud: NDArray[np.bool_]
+    flatness: NDArray[np.float32]
+    pure: NDArray[np.bool_]
+    line_1: NDArray[np.float32]
+    line_2: NDArray[np.float32]
+
+
+def _lines(power: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
+    """Return whether two lines hold nearly all the power, and in which bins they are, the stronger first."""
+    above = power.copy()
+    above[:, :_TONE_FLOOR_BIN] = 0
+    total = above.sum(axis=1)
+    rest = np.pad(above, ((0, 0), (_LINE_BINS, _LINE_BINS)))
+    rows = np.arange(len(rest))[:, np.newaxis]
+    span = np.arange(2 * _LINE_BINS + 1)
+    found = []
+    for _ in range(2):
+        line = rest[:, _LINE_BINS:-_LINE_BINS].argmax(axis=1)
+        rest[rows, line[:, np.newaxis] + span] = 0
+        found.append(line.astype(np.float32))
+    return rest.sum(axis=1) < (1 - _TONE_SHARE) * total, found[0], found[1]
+
+
+def _spectra(windows: NDArray[np.float32]) -> _Spectra:
+    """Measure windows.
+
+    Args:
+        windows: float32, hops x ``WINDOW_SAMPLES``.
+    """
+    spectrum = rfft(windows * _WINDOW, axis=1)
+    power = (np.square(spectrum.real) + np.square(spectrum.imag)) * _POWER
+    bands = np.add.reduceat(power[:, : _EDGES[-1]], _EDGES[:-1], axis=1)
+    telephone = np.ascontiguousarray(power[:, _TELEPHONE])
+    mean = telephone.mean(axis=1)
+    flatness = np.exp(np.log(telephone + _LOG_GUARD).mean(axis=1)) / (mean + _LOG_GUARD)
+    return _Spectra(
+        bands,
+        bands.sum(axis=1) > _SPEECH_FLOOR,
+        flatness,
+        *_lines(power),
+    )
+
+
+def _threshold(noise: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the ratio that speech must exceed, from the noise's power in all bands."""
+    noise_db = 10 * np.log10(np.ascontiguousarray(noise))
+    ratio: NDArray[np.float32] = np.interp(noise_db, (_QUIET_DB, _LOUD_DB), (_QUIET_RATIO, _LOUD_RATIO)).astype(np.float32)
+    return ratio
+
+
+class Traditional:
+    """The detector. It keeps nothing itself: each channel's state is a float32 vector that the caller holds."""
+
+    state_size: Final = _FLATNESS + 1
+
+    def fresh(self) -> NDArray[np.float32]:
+        """Return the state at the start of a channel."""
+        state = np.zeros(self.state_size, np.float32)
+        state[_NOISE] = state[_MEAN] = _NOISE_AT_START / _BANDS
+        state[_STEADY] = _STEADY_HOPS
+        state[_FLATNESS] = _FLATNESS_AT_START
+        return state
+
+    def __call__(
+        self, windows: NDArray[np.float32], counts: NDArray[np.intp], states: NDArray[np.float32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+        """Judge hops; a channel's result does not depend on the other channels, nor on how its hops are spread over calls.
+
+        Args:
+            windows: float32, all channels' hops one after the other x ``WINDOW_SAMPLES``.
+            counts: how many hops each channel has, in falling order.
+            states: float32, channels x ``state_size``.
+
+        Returns:
+            Whether each hop is speech, in the order of ``windows``, and the new states.
+        """
+        speech = np.zeros(len(windows), np.bool_)
+        states = states.copy()
+        if not len(windows):
+            return speech, states
+        spectra = _spectra(windows)
+        firsts = np.cumsum(counts) - counts
+        for hop in range(int(counts[0])):
+            channels = int(np.searchsorted(-counts, -hop))  # those that have this many hops come first
+            rows = firsts[:channels] + hop
+            speech[rows] = _advance(_Spectra(*(measure[rows] for measure in spectra)), states[:channels])
+        return speech, states
+
+
+def _advance(now: _Spectra, states: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Judge one hop of each channel and move the states, in place, past it."""
+    noise = states[:, _NOISE]
+    ratio = np.minimum(now.bands / noise, _RATIO_CAP).mean(axis=1)
+    tone = _follow_tone(now, states)
+    states[:, _FLATNESS] += (now.flatness - states[:, _FLATNESS]) * _FLATNESS_AVERAGE
+    flat = (states[:, _FLATNESS] > _FLAT) & (now.flatness > _FLAT_NOW)
+    speech = now.loud & (ratio > _threshold(noise.sum(axis=1))) & ~tone & ~flat
+
+    silent = states[:, _SILENT] = np.where(speech, 0, states[:, _SILENT] + 1)
+    _follow_noise(now, states, silent)
+
+    burst = states[:, _BURST] = np.where(speech, states[:, _BURST] + 1, 0)
+    hang = np.where(burst >= _BURST_HOPS, _HANGOVER_HOPS, states[:, _HANG] - ~speech)
+    hang = states[:, _HANG] = np.where(tone, 0, np.maximum(hang, 0))
+    held: NDArray[np.bool_] = (burst >= _ONSET_HOPS) | (hang > 0)
+    return held
+
+
+def _follow_tone(now: _Spectra, states: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return whether each channel has heard a steady tone for long enough."""
+    stays = np.abs(now.line_1 - states[:, _LINE_1]) <= 1
+    stays |= np.abs(now.line_1 - states[:, _LINE_2]) <= 1  # two equal lines change places
+    run = states[:, _TONE] = np.where(now.pure & stays, states[:, _TONE] + 1, 0)
+    states[:, _LINE_1] = now.line_1
+    states[:, _LINE_2] = now.line_2
+    held: NDArray[np.bool_] = run >= _TONE_HOPS
+    return held
+
+
+def _follow_noise(now: _Spectra, states: NDArray[np.float32], silent: NDArray[np.float32]) -> None:
+    """Move the noise estimates: down at once, up only in silence, or where nothing has changed for long."""
+    mean = states[:, _MEAN]
+    change = (np.maximum(now.bands, mean) / np.maximum(np.minimum(now.bands, mean), _NOISE_FLOOR)).mean(axis=1)
+    steady = states[:, _STEADY] = np.where(change < _STEADY_RATIO, np.maximum(states[:, _STEADY] - 1, 0), _STEADY_HOPS)
+    mean += (now.bands - mean) * _AVERAGE
+
+    up = np.where(silent >= _SILENCE_HOPS, _UP_IN_SILENCE, np.where(steady == 0, _UP_WHEN_STEADY, np.float32(0)))
+    noise = states[:, _NOISE]
+    difference = now.bands - noise
+    noise += difference * np.where(difference < 0, _DOWN, up[:, np.newaxis])
+    np.maximum(noise, _NOISE_FLOOR, out=noise)
