@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from schemas.records import SAMPLE_RATE_HZ, Coverage, Partial, Session, SessionRecord, Transcript
 
-__all__ = ["Latency", "Measurement", "Report", "SpokenWord", "cores", "latency_of", "processor", "word_errors"]
+__all__ = ["Latency", "LostSpan", "Measurement", "Report", "SpokenWord", "cores", "latency_of", "processor", "word_errors"]
 
 #: The promise for 95 % of frames.
 PROMISED_FRAME_LATENCY_MS: Final = 300
@@ -121,6 +121,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
+class LostSpan(NamedTuple):
+    """Audio that nobody answered for, in 16 kHz samples from the session's start."""
+
+    channel_id: str
+    session_id: str
+    start_sample: int
+    end_sample: int
+
+
 class WordErrors(NamedTuple):
     """The words of a reference, those of a hypothesis, and their errors: substitutions, deletions and insertions."""
 
@@ -212,6 +221,14 @@ class Measurement:
         """Return the sessions whose end has not been written yet, or some of whose frames have not been answered."""
         return [session_id for session_id, session in self._sessions.items() if not session.closed or session.account().lost]
 
+    def lost(self) -> list[LostSpan]:
+        """Return the audio that nobody answered for, neighbouring frames joined."""
+        return [
+            LostSpan(session.channel_id, session_id, start, end)
+            for session_id, session in self._sessions.items()
+            for start, end in _joined(session.account().lost_frames)
+        ]
+
     def report(self) -> Report:
         """Return what was measured so far."""
         sessions = list(self._sessions.values())
@@ -259,13 +276,18 @@ class _Account:
 
     sent: int
     answered: int
-    lost: int
+    lost_frames: NDArray[np.int64]
     duplicated: int
     replayed: int
     unknown: int
     fenced: int
     latency_ms: NDArray[np.float64]
     hop_ms: NDArray[np.float64]
+
+    @property
+    def lost(self) -> int:
+        """How many frames nobody answered for."""
+        return len(self.lost_frames)
 
 
 def _positions() -> array[int]:
@@ -370,7 +392,7 @@ class _Session:
         return _Account(
             sent=len(sent),
             answered=len(answered),
-            lost=len(sent) - len(answered),
+            lost_frames=sent[~np.isin(_keys(sent), _keys(frames))],
             duplicated=len(kept) - by_owner + by_stage - len(frames),
             replayed=by_owner - by_stage,
             unknown=int(np.sum(~was_sent)),
@@ -381,6 +403,20 @@ class _Session:
 
     def _rows(self) -> NDArray[np.int64]:
         return np.array(self.answers, np.int64).reshape(-1, 6 + len(_HOPS))
+
+
+def _joined(frames: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return spans without the borders that neighbours share.
+
+    >>> _joined(np.array([[0, 5], [5, 9], [12, 20]]))
+    [(0, 9), (12, 20)]
+    """
+    if not len(frames):
+        return []
+    begins = np.concatenate([[True], frames[1:, 0] != frames[:-1, 1]])
+    starts = np.flatnonzero(begins)
+    ends = np.concatenate([starts[1:] - 1, [len(frames) - 1]])
+    return [(int(frames[first, 0]), int(frames[last, 1])) for first, last in zip(starts, ends, strict=True)]
 
 
 def _keys(frames: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ops.broker import EmbeddedBroker
 
-__all__ = ["Child", "Children", "ProcessDied", "System", "WorkerWatch", "read_log_tail"]
+__all__ = ["Child", "Children", "ProcessDied", "System", "WorkerWatch", "cause_of_death", "environment", "read_log_tail"]
 
 #: A cold worker needs 4 to 6 s on two cores, the first one of a machine also compiles and may fetch its model.
 _START_TIMEOUT_S: Final = 180.0
@@ -47,25 +47,53 @@ _STATUS_VALID_US: Final = 3_500_000
 _LOOK_S: Final = 1.5
 _CONNECT_TIMEOUT_S: Final = 0.5
 _POLL_S: Final = 0.1
-_LOG_LINES: Final = 15
+_LOG_LINES: Final = 10
 
 #: Runs a command that the kernel kills as soon as the thread that started it is gone (prctl's PR_SET_PDEATHSIG is 1).
 _DIE_WITH_PARENT: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
-#: How Python and most programs write what they died of.
-_CAUSE: Final = re.compile(r"^(?:[\w.]*(?:Error|Exception|Exit|Interrupt|Died|Warning)\b.*|.*\b(?:CRITICAL|FATAL|ERROR)\b.*)$")
+#: How Python ends a traceback.
+_EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt|Died)\b.*")
+#: How Faust announces what ends it; what follows are the echoes of stopping half-started services.
+_FATAL: Final = re.compile(r"\[\^Worker\]: Error: |Crashed reason=")
+_WHILE_HANDLING: Final = "During handling of the above exception, another exception occurred:"
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: Enough of a log's end for the tracebacks of a death.
+_LOG_BYTES: Final = 256 * 1_024
 
 
 class ProcessDied(UserError):  # noqa: N818 - it says what happened
     """One of the system's processes ended by itself."""
 
 
-def read_log_tail(file: Path, lines: int = _LOG_LINES) -> list[str]:
+def read_log_tail(file: Path, lines: int | None = None) -> list[str]:
     """Return the last lines of a log that say something; none if there is no log."""
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - _LOG_BYTES))
+            text = _ESCAPES.sub("", log.read().decode("utf-8", "replace"))
     except OSError:
         return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+    said = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return said if lines is None else said[-lines:]
+
+
+def cause_of_death(log: Sequence[str]) -> str:
+    """Return the line of a log that says what a process died of: its exception, not those that came of that; empty if none does.
+
+    Examples:
+        >>> cause_of_death(["Traceback", "KeyError: 7", _WHILE_HANDLING, "OSError: 5"])
+        'KeyError: 7'
+    """
+    fatal = next((at for at, line in enumerate(log) if _FATAL.search(line)), None)
+    if fatal is not None:
+        found = next((line for line in log[fatal:] if _EXCEPTION.match(line)), None)
+        return found or log[fatal].strip()
+    exceptions = [at for at, line in enumerate(log) if _EXCEPTION.match(line)]
+    while len(exceptions) > 1 and _WHILE_HANDLING in log[exceptions[-2] : exceptions[-1]]:
+        exceptions.pop()
+    if exceptions:
+        return log[exceptions[-1]]
+    return log[-1].strip() if log else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +116,9 @@ class Child:
         if code is None:
             return None
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        tail = read_log_tail(self.log_file)
-        cause = next((line.strip() for line in reversed(tail) if _CAUSE.match(line.strip())), tail[-1].strip() if tail else "")
-        said = "Its last lines:\n" + "\n".join(f"  {line}" for line in tail) if tail else "It printed nothing."
+        log = read_log_tail(self.log_file)
+        cause = cause_of_death(log)
+        said = "Its last lines:\n" + "\n".join(f"  {line}" for line in log[-_LOG_LINES:]) if log else "It printed nothing."
         return ProcessDied(f"The {self.name} {how}" + (f": {cause}" if cause else ""), f"{said}\nIts log is {self.log_file}")
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -390,6 +418,7 @@ class System:
             ["-m", "faust", "-A", "streams", "worker", "-l", "warn"],
             stage=stage,
             worker_id=f"{self.folder.name}-{stage}",
+            data_dir=self.folder,
             # Three on one host cannot share a port.
             metrics_port=0,
         )

@@ -16,7 +16,7 @@ from rich.live import Live
 from connectors.recorder.recorder import Recorder
 from connectors.results import Change, Received, Results, ResultsConsumer, to_ms
 from ops.demo.player import Played, Player
-from ops.demo.view import ChannelView, channel_table, final_line, summary_lines
+from ops.demo.view import ChannelView, channel_table, final_line, lost_lines, summary_lines
 from ops.measure import Measurement, Report
 from ops.processes import System
 from streams.errors import UserError
@@ -237,8 +237,11 @@ def run_demo(
         _Run(system, listener, player, console, quiet=headless).play(title)
         with listener.lock:
             report = listener.measured.report()
+            lost = listener.measured.lost()
     for line in summary_lines(report):
         console.print(line, markup=False)
+    for line in lost_lines(lost):
+        console.print(line, style="red", markup=False)
     return report
 
 

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.results import SessionView, quantile
-from ops.measure import Latency, Report
+from ops.measure import Latency, LostSpan, Report
+from schemas.records import SAMPLE_RATE_HZ
 
-__all__ = ["ChannelView", "channel_table", "final_line", "summary_lines"]
+__all__ = ["ChannelView", "channel_table", "final_line", "lost_lines", "summary_lines"]
 
 #: Two lines of a usual terminal's text column.
 _TEXT_CHARS: Final = 110
@@ -92,6 +93,16 @@ def summary_lines(report: Report) -> list[str]:
         f"Word latency   {_latency(report.word_latency_ms)}  (from a word's end until a text holds it; {report.words_timed} of {spoken})",
         f"Word errors    {wrong}",
     ]
+
+
+def lost_lines(lost: Sequence[LostSpan], most: int = 10) -> list[str]:
+    """Return a line for each stretch of audio that was lost, so that logs can be looked at there."""
+    lines = [
+        f"Lost: channel {span.channel_id}, session {span.session_id}, "
+        f"{span.start_sample / SAMPLE_RATE_HZ:.1f} s to {span.end_sample / SAMPLE_RATE_HZ:.1f} s"
+        for span in lost[:most]
+    ]
+    return [*lines, f"and {len(lost) - most} more stretches"] if len(lost) > most else lines
 
 
 def _latency(latency: Latency) -> str:

@@ -113,6 +113,13 @@ class TestFrames:
         answer(measured, coverage(2))
         assert measured.report().frames_lost == 1
 
+    def test_what_was_lost_is_told_as_stretches(self) -> None:
+        measured = started(6)
+        answer(measured, coverage(0))
+        answer(measured, coverage(3))
+        assert [(span.start_sample, span.end_sample) for span in measured.lost()] == [(FRAME, 3 * FRAME), (4 * FRAME, 6 * FRAME)]
+        assert {(span.channel_id, span.session_id) for span in measured.lost()} == {("1", "s")}
+
     def test_nothing_answered_is_all_lost(self) -> None:
         report = started(2).report()
         assert (report.frames_lost, report.frame_latency_ms.p50, report.frames_within_300_ms) == (2, None, None)

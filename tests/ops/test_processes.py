@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.processes import Children, ProcessDied, System, WorkerWatch, environment, read_log_tail
+from ops.processes import Children, ProcessDied, System, WorkerWatch, cause_of_death, environment, read_log_tail
 from schemas.codec import default_codec
 from schemas.records import WorkerStatus
 from streams.errors import UserError
@@ -118,6 +118,32 @@ def test_the_last_lines_of_a_log_without_its_blanks(tmp_path: Path) -> None:
     log.write_bytes(b"one\n\ntwo \n\xff\n\n")
     assert read_log_tail(log, 2) == ["two", "\N{REPLACEMENT CHARACTER}"]
     assert read_log_tail(tmp_path / "none.log") == []
+
+
+class TestCauseOfDeath:
+    def test_the_last_exception(self) -> None:
+        assert cause_of_death(
+            ["ValueError: handled long ago", "more", "Traceback (most recent call last):", "  File x", "OSError: disk"]
+        ) == ("OSError: disk")
+
+    def test_not_what_happened_while_it_was_handled(self) -> None:
+        log = ["ImportError: no torch", "During handling of the above exception, another exception occurred:", "AttributeError: stop"]
+        assert cause_of_death(log) == "ImportError: no torch"
+
+    def test_what_the_worker_calls_fatal_not_its_echoes(self) -> None:
+        log = [
+            "KeyError: survived",
+            "[ERROR] [^Worker]: Error: EngineError('no model')",
+            "Traceback (most recent call last):",
+            "agents.inference.models.EngineError: no model",
+            "[ERROR] [^Worker]: Error while stopping child: AttributeError",
+            "AttributeError: stop",
+        ]
+        assert cause_of_death(log) == "agents.inference.models.EngineError: no model"
+
+    def test_whatever_was_said_last(self) -> None:
+        assert cause_of_death(["one", " Killed"]) == "Killed"
+        assert cause_of_death([]) == ""
 
 
 def test_settings_become_the_environment_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
