@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from connectors.recorder.framing import DEFAULT_FRAME_MS, MAX_FRAME_MS, MIN_FRAME_MS
+from ops.output import JsonOption, write_json
 from streams.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def record(
     partition: Annotated[
         int | None, typer.Option(min=0, help="Partition of all channels.  [default: by channel]", show_default=False)
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a summary as JSON; - is standard output.", show_default=False)
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Send audio files as live calls, all at the same time, each channel a session of its own.
 
@@ -79,7 +78,7 @@ def record(
     [bold]asr record a.mp3 b.flac --channel 7 --fast[/bold]
     two calls, on channels 7 and 8, as fast as possible
 
-    The summary holds channels, frames_sent, frames_delivered, frames_lost,
+    The JSON holds channels, frames_sent, frames_delivered, frames_lost,
     audio_ms, wall_ms, frame_lateness_ms (p50, p95, p99, max: how long after
     its due time a frame was sent) and sessions: for each its ids, format,
     counts, notes and failures. The exit code is 1 if audio was lost, and 2
@@ -87,31 +86,33 @@ def record(
     """
     # Not for --help.
     from connectors.recorder.recorder import Recorder
+    from connectors.recorder.session import new_id
     from streams.settings import load_settings
 
-    console = Console(stderr=json == Path("-"))
-    sources = _open_all(files)
-    parties = _parties(sources, party or [])
-    channels = _channel_ids(channel, sum(map(len, sources)))
+    console = Console(stderr=json_file == Path("-"))
+    opened = _open_all(files)
+    parties = _parties(opened, party or [])
+    channel_count = sum(map(len, opened))
+    channel_ids = _channel_ids(channel, channel_count)
     begun_s = time.monotonic()
+    playing: list[Playback] = []
     with Recorder(load_settings(), realtime=realtime, frame_ms=frame_ms, keep_spans=False) as recorder:
-        start_us = time.time_ns() // 1_000 + _HEAD_START_US * sum(map(len, sources))
-        playing = [
-            recorder.play(
-                source,
-                next(channels),
-                conversation_id=conversation_id,
-                party=who,
-                language=language,
-                direction=direction.value,
-                partition=partition,
-                loop=loop,
-                start_us=start_us,
-            )
-            for of_file, whose in zip(sources, parties, strict=True)
-            for conversation_id in [conversation or _new_conversation()]
-            for source, who in zip(of_file, whose, strict=True)
-        ]
+        start_us = time.time_ns() // 1_000 + _HEAD_START_US * channel_count
+        for sources, speakers in zip(opened, parties, strict=True):
+            conversation_id = conversation or new_id()
+            for source, speaker in zip(sources, speakers, strict=True):
+                playback = recorder.play(
+                    source,
+                    next(channel_ids),
+                    conversation_id=conversation_id,
+                    party=speaker,
+                    language=language,
+                    direction=direction.value,
+                    partition=partition,
+                    loop=loop,
+                    start_us=start_us,
+                )
+                playing.append(playback)
         try:
             _watch(playing, console, loop=loop)
         except KeyboardInterrupt:
@@ -127,8 +128,8 @@ def record(
     for report in reports:
         for line in (*report.notes, *report.failures):
             console.print(f"channel {report.channel_id}, {report.source}: {line}", style="yellow", markup=False, soft_wrap=True)
-    if json is not None:
-        _write(json, summary)
+    if json_file is not None:
+        write_json(json_file, summary)
     if summary["frames_lost"] or any(report.reason == "failed" for report in reports):
         raise typer.Exit(_EXIT_LOST)
 
@@ -148,17 +149,17 @@ def _open_all(files: Sequence[Path]) -> list[tuple[FileSource, ...]]:
     return opened
 
 
-def _parties(sources: Sequence[tuple[FileSource, ...]], parties: Sequence[str]) -> list[list[str]]:
+def _parties(opened: Sequence[tuple[FileSource, ...]], parties: Sequence[str]) -> list[list[str]]:
     """Return who speaks on each channel of each file."""
-    whose = []
-    for of_file in sources:
-        if len(parties) > 1 and len(parties) != len(of_file):
+    speakers = []
+    for sources in opened:
+        if len(parties) > 1 and len(parties) != len(sources):
             raise UserError(
-                f"{of_file[0].path} has {len(of_file)} channel{'s' * (len(of_file) > 1)}, but there are {len(parties)} parties",
+                f"{sources[0].path} has {len(sources)} channel{'s' * (len(sources) > 1)}, but there are {len(parties)} parties",
                 "Give --party once for all channels, or once for each channel of a file.",
             )
-        whose.append(list(parties) if len(parties) == len(of_file) else list(parties or [""]) * len(of_file))
-    return whose
+        speakers.append(list(parties) if len(parties) == len(sources) else list(parties or [""]) * len(sources))
+    return speakers
 
 
 def _channel_ids(first: str, channels: int) -> Iterator[str]:
@@ -166,12 +167,6 @@ def _channel_ids(first: str, channels: int) -> Iterator[str]:
     if first.isascii() and first.isdigit():
         return map(str, range(int(first), int(first) + channels))
     return iter([first, *(f"{first}.{number}" for number in range(2, channels + 1))])
-
-
-def _new_conversation() -> str:
-    from connectors.recorder.session import new_id
-
-    return new_id()
 
 
 def _watch(playing: Sequence[Playback], console: Console, *, loop: bool) -> None:
@@ -249,14 +244,3 @@ def _summary(reports: Sequence[SessionReport], recorder: Recorder, *, wall_ms: i
             for report in reports
         ],
     }
-
-
-def _write(path: Path, summary: dict[str, Any]) -> None:
-    text = msgspec.json.format(msgspec.json.encode(summary)).decode()
-    if path == Path("-"):
-        typer.echo(text)
-        return
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as failure:
-        raise UserError(f"The summary cannot be written to {path}: {failure.strerror}") from failure

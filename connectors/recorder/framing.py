@@ -122,8 +122,15 @@ class Framer:
 
 
 def frames_of(chunks: Iterable[bytes], wire: WireFormat, frame_ms: int) -> Generator[Frame, None, None]:
-    """Yield the frames of a session's whole audio, reading chunks only as they are needed."""
+    """Yield the frames of a session's whole audio, reading chunks only as they are needed.
+
+    Where the chunks break off with an exception, that comes after the frames of what was read.
+    """
     framer = Framer(wire, frame_ms)
-    for chunk in chunks:
-        yield from framer.push(chunk)
+    try:
+        for chunk in chunks:
+            yield from framer.push(chunk)
+    except Exception:
+        yield from framer.flush()
+        raise
     yield from framer.flush()
