@@ -1,7 +1,7 @@
 """Log mel filterbank energies as Kaldi computes them, for many pieces of audio in one batched FFT.
 
-Equal to ``torchaudio.compliance.kaldi.fbank`` without dither on 16-bit samples, to 1e-5 (tested on real audio). The features of a chunk do not
-depend on what else is in the batch, bit for bit: finals are to be the same whatever the load.
+Equal to ``torchaudio.compliance.kaldi.fbank`` without dither on 16-bit samples, to 1e-5 (tested on real audio). The features of a chunk do
+not depend on what else is in the batch, bit for bit: finals are to be the same whatever the load.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["CHUNK_SAMPLES", "FRAME_SAMPLES", "HOP_SAMPLES", "Fbank", "frame_coun
 HOP_SAMPLES: Final = SAMPLE_RATE_HZ // 100
 #: 25 ms.
 FRAME_SAMPLES: Final = SAMPLE_RATE_HZ // 40
-#: 20 hops and what their last frame reaches beyond them: the longest piece that the stage meets, and the length that shorter ones are padded to.
-#: One shape for all, because the last bits of a matrix product depend on its shape.
+#: 20 hops and what their last frame reaches beyond them: the longest piece that the stage meets. Shorter ones are padded to it: one shape
+#: for all, because the last bits of a matrix product depend on its shape.
 CHUNK_SAMPLES: Final = 20 * HOP_SAMPLES + FRAME_SAMPLES - HOP_SAMPLES
 #: The frame, zero-padded to the next power of two.
 _FFT_SAMPLES: Final = 512

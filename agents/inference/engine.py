@@ -1,8 +1,8 @@
 """What a recogniser must be able to do: the one interface behind which engines sit.
 
-It is batch-first: every call carries whatever is ready over all sessions. An engine lives in a process of its own (``process.py``),
-knows nothing of Kafka, and is called by one thread at a time per lane: *live* (``open``, ``step``, ``close``) and *finals* (``finish``).
-An engine whose ``finals_apart`` is False gets both lanes on one thread.
+It is batch-first: every call carries whatever is ready over all sessions. An engine lives in a process of its own (``process.py``), knows
+nothing of Kafka, and is called in lanes: one thread for what is *live* (``open``, ``step``, ``close``), and ``finals_lanes`` threads for
+``finish``, so that a long final does not hold up the live audio. An engine with no lane for finals gets everything on the live thread.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ import msgspec
 
 from schemas.records import Word
 
-__all__ = ["Block", "Engine", "Final", "Finish", "Hypothesis", "Opening", "SegmentKey"]
+__all__ = ["Block", "Engine", "EngineError", "FinalText", "Finish", "Hypothesis", "Opening", "SegmentKey"]
+
+
+class EngineError(RuntimeError):
+    """The engine cannot work, and starting it again does not help; the message says why."""
 
 
 class SegmentKey(NamedTuple):
-    """A segment of a session; unique over the life of the system."""
+    """A segment of a session, as opened by this worker.
+
+    Attributes:
+        session_id: its session.
+        segment: its number within the session.
+        opening: tells apart several openings of the same segment: a session that left this worker may come back.
+    """
 
     session_id: str
     segment: int
+    opening: int = 0
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -63,8 +74,11 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     hotword_version: str = ""
 
 
-class Final(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What was said in a segment: a function of its audio, the model and the hotword version, of nothing else."""
+class FinalText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What was said in a segment: a function of its audio, the model and the hotword version, of nothing else.
+
+    ``error`` says why there is no text where the engine could not decode the segment; ``confidence`` stands outside the function.
+    """
 
     key: SegmentKey
     text: str
@@ -72,6 +86,7 @@ class Final(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     words: tuple[Word, ...]
     confidence: float
     language: str
+    error: str = ""
 
 
 class Engine(Protocol):
@@ -80,7 +95,10 @@ class Engine(Protocol):
     name: str
     #: SHA-256 over the model's files, hexadecimal.
     model_digest: str
-    finals_apart: bool
+    #: Threads that may call ``finish`` at the same time, beside the live one; 0: the live thread calls it.
+    finals_lanes: int
+    #: The most finals that are cheaper together than one after the other; 1 for an engine that decodes each on its own.
+    finals_batch: int
 
     def open(self, segments: Sequence[Opening]) -> None:
         """Begin segments."""
@@ -88,11 +106,14 @@ class Engine(Protocol):
     def step(self, blocks: Sequence[Block]) -> Sequence[Hypothesis]:
         """Take at most one block of each segment; return the hypotheses that changed, of any open segment.
 
-        It must not wait for slow decoding: the next blocks are waiting.
+        It must not wait for slow decoding: the next blocks are waiting. No blocks at all is a question for what changed.
         """
 
-    def finish(self, requests: Sequence[Finish]) -> Sequence[Final]:
-        """Return the final of each request, in order."""
+    def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
+        """Return the final of each request, in order. It forgets nothing: that is what ``close`` is for."""
 
     def close(self, keys: Sequence[SegmentKey]) -> None:
         """Forget segments: finished, cancelled or moved away. Unknown keys are no error."""
+
+    def stop(self) -> None:
+        """Let go of threads and processes. No call follows."""

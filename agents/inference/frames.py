@@ -1,0 +1,146 @@
+"""What a worker and its engine process say to each other: MessagePack in frames of a length and a body, over a socket pair."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final
+
+import msgspec
+
+from agents.inference.engine import Block, FinalText, Finish, Hypothesis, Opening, SegmentKey
+
+__all__ = [
+    "Answer",
+    "Close",
+    "EngineSpec",
+    "FromEngine",
+    "Open",
+    "Ready",
+    "Refused",
+    "Replay",
+    "Request",
+    "Settle",
+    "Step",
+    "pack",
+    "receive",
+    "to_engine",
+    "to_worker",
+]
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engine to run.
+
+    Attributes:
+        factory: what makes it, ``module:callable``.
+        options: its keyword arguments.
+    """
+
+    factory: str
+    options: dict[str, Any] = {}
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Begin segments."""
+
+    number: int
+    segments: tuple[Opening, ...]
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Take blocks."""
+
+    number: int
+    blocks: tuple[Block, ...]
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Give finals."""
+
+    number: int
+    requests: tuple[Finish, ...]
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Forget segments."""
+
+    number: int
+    keys: tuple[SegmentKey, ...]
+
+
+class Replay(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Begin one segment and take all of its blocks so far, in one go."""
+
+    number: int
+    opening: Opening
+    blocks: tuple[Block, ...]
+
+
+Request = Open | Step | Settle | Close | Replay
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The engine is loaded; the first word of its process."""
+
+    name: str
+    model_digest: str
+    finals_lanes: int
+    finals_batch: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The engine cannot be loaded; the last word of its process."""
+
+    reason: str
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """What a request led to; ``error`` says why to nothing."""
+
+    number: int
+    hypotheses: tuple[Hypothesis, ...] = ()
+    finals: tuple[FinalText, ...] = ()
+    error: str = ""
+
+
+FromEngine = Ready | Refused | Answer
+
+_encoder: Final = msgspec.msgpack.Encoder()
+#: Decodes what the engine's process gets.
+to_engine: Final = msgspec.msgpack.Decoder(Request)
+#: Decodes what the worker gets.
+to_worker: Final = msgspec.msgpack.Decoder(FromEngine)
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """Return a message as a frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return the body of the next frame.
+
+    Raises:
+        EOFError: the other side is gone.
+    """
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    body = bytearray(size)
+    view = memoryview(body)
+    done = 0
+    while done < size:
+        try:
+            got = connection.recv_into(view[done:])
+        except ConnectionError:
+            got = 0
+        if not got:
+            raise EOFError
+        done += got
+    return bytes(body)

@@ -1,0 +1,132 @@
+"""The engine's own process: ``python -m agents.inference.serve FD PARENT``. It knows nothing of Kafka or Faust.
+
+It answers requests from the socket ``FD`` in lanes, one thread for the live ones and some for finals. It lives exactly as long as the
+worker: it takes no signal from a terminal, and dies with its parent whatever happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+
+from agents.inference.engine import Engine
+from agents.inference.frames import Answer, Close, EngineSpec, Open, Ready, Refused, Replay, Request, Settle, Step, pack, receive, to_engine
+
+__all__ = ["load", "main"]
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG: Final = 1
+
+_Queue = queue.SimpleQueue[Request]
+
+
+def load(spec: EngineSpec) -> Engine:
+    """Make the engine that a spec names.
+
+    Raises:
+        Exception: whatever its import or its making raises.
+    """
+    module, _, name = spec.factory.partition(":")
+    factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return cast("Engine", factory(**spec.options))
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the worker is gone."""
+    _live_as_long_as(int(arguments[1]))
+    logging.basicConfig(level=logging.WARNING, format="engine: %(levelname)s: %(message)s")
+    connection = socket.socket(fileno=int(arguments[0]))
+    try:
+        spec = msgspec.msgpack.decode(receive(connection), type=EngineSpec)
+        engine = load(spec)
+    except EOFError:
+        return 0
+    except Exception as refused:  # noqa: BLE001 its cause is the worker's to report
+        connection.sendall(pack(Refused(f"{refused}" if str(refused) else type(refused).__name__)))
+        return 1
+    _Lanes(engine, connection).run()
+    # Threads may be deep in a decoding that nobody waits for any more.
+    os._exit(0)
+
+
+def _live_as_long_as(parent: int) -> None:
+    """Die with the parent, and only with it: it ends this process when its work is done, on SIGTERM and Ctrl-C too."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it was asked for
+        os._exit(1)
+
+
+class _Lanes:
+    """Threads that call the engine."""
+
+    def __init__(self, engine: Engine, connection: socket.socket) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._live: _Queue = queue.SimpleQueue()
+        self._finals: _Queue = queue.SimpleQueue() if engine.finals_lanes else self._live
+        for requests in (self._live, *[self._finals] * engine.finals_lanes):
+            threading.Thread(target=self._serve, args=(requests,), daemon=True).start()
+
+    def run(self) -> None:
+        """Read requests until the worker is gone."""
+        engine = self._engine
+        self._send(Ready(engine.name, engine.model_digest, engine.finals_lanes, engine.finals_batch))
+        while True:
+            try:
+                request = to_engine.decode(receive(self._connection))
+            except EOFError:
+                return
+            (self._finals if isinstance(request, Settle) else self._live).put(request)
+
+    def _serve(self, requests: _Queue) -> None:
+        while True:
+            request = requests.get()
+            try:
+                answer = self._answer(request)
+            except Exception as failure:
+                log.exception("the engine failed")
+                answer = Answer(request.number, error=f"{type(failure).__name__}: {failure}")
+            self._send(answer)
+
+    def _answer(self, request: Request) -> Answer:
+        number = request.number
+        match request:
+            case Open():
+                self._engine.open(request.segments)
+            case Step():
+                return Answer(number, hypotheses=tuple(self._engine.step(request.blocks)))
+            case Settle():
+                return Answer(number, finals=tuple(self._engine.finish(request.requests)))
+            case Close():
+                self._engine.close(request.keys)
+            case Replay():
+                self._engine.open((request.opening,))
+                for block in request.blocks:
+                    self._engine.step((block,))
+        return Answer(number)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        with self._sending:
+            try:
+                self._connection.sendall(pack(message))
+            except OSError:
+                os._exit(0)  # nobody is left to tell
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
