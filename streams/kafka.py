@@ -82,6 +82,7 @@ _UNREACHABLE: Final = frozenset(
         KafkaError._TRANSPORT,
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,

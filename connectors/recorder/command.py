@@ -89,7 +89,7 @@ def record(
     from connectors.recorder.session import new_id
     from streams.settings import load_settings
 
-    console = Console(stderr=json_file == Path("-"))
+    console = Console(stderr=json_file == Path("-"), highlight=False)
     opened = _open_all(files)
     parties = _parties(opened, party or [])
     channel_count = sum(map(len, opened))
@@ -122,7 +122,7 @@ def record(
         _print_ends(reports, console)
     summary = _summary(reports, recorder, wall_ms=int((time.monotonic() - begun_s) * _MS_PER_S))
     console.print(
-        f"{summary['frames_sent']} frames sent on {summary['channels']} channels, {summary['frames_delivered']} delivered, "
+        f"Channels: {summary['channels']}. Frames: {summary['frames_sent']} sent, {summary['frames_delivered']} delivered, "
         f"{summary['frames_lost']} lost."
     )
     for report in reports:

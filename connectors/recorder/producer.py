@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,14 +18,12 @@ from streams.topics import AUDIO
 
 __all__ = ["AudioProducer"]
 
-log = logging.getLogger(__name__)
-
 _STOPPED: Final = "It was stopped before the broker had taken everything. Let it run on, or see why the broker is slow."
 #: How long a full queue may block before it is tried again.
 _FULL_QUEUE_WAIT_S: Final = 0.05
 #: Purged records only need their callbacks called.
 _PURGE_TIMEOUT_S: Final = 1.0
-#: Audio waits longer for a broker than other records: once the queue is full, sources stop reading, and nothing is lost till then.
+#: Audio waits longer for a broker than other records do: memory is bounded, for sources are read no further once the queue is full.
 _DELIVERY_TIMEOUT_MS: Final = 300_000
 
 
@@ -43,13 +40,7 @@ class AudioProducer:
         self._codec = codec
         self._topic = AUDIO.full_name(settings)
         self._given_up = threading.Event()
-        self._producer = Producer(
-            {
-                **idempotent_producer_config(settings),
-                "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS,
-                "error_cb": self._on_error,
-            }
-        )
+        self._producer = Producer(idempotent_producer_config(settings) | {"delivery.timeout.ms": _DELIVERY_TIMEOUT_MS})
 
     def check(self) -> None:
         """Make sure that the topic can be reached and has the session's partitions.
@@ -114,9 +105,3 @@ class AudioProducer:
         if kafka_error.name() in ("_PURGE_QUEUE", "_PURGE_INFLIGHT"):
             return _STOPPED
         return str(translated(error, self._settings, f"take audio on {self._topic}"))
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.name() == "_ALL_BROKERS_DOWN":
-            log.warning("No Kafka broker answers at %s: audio waits in memory, then sources wait", self._settings.bootstrap_servers)
-        else:
-            log.info("Kafka: %s", error.str())

@@ -112,6 +112,7 @@ class _Session:
         self.info = info
         self.source = source
         self.future: Future[SessionReport] = Future()
+        self.future.set_running_or_notify_cancel()  # whoever stops waiting for a session does not stop it
         self.stop_reason: EndReason | None = None
         self.over = False
         self.frames_sent = 0

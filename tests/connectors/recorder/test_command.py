@@ -94,7 +94,7 @@ def test_the_summary_can_be_piped(environment: dict[str, str], audio) -> None:
     result = CliRunner().invoke(app, ["record", str(stereo_call(audio)), "--fast", "--json", "-"], env=environment)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["frames_lost"] == 0
-    assert "frames sent on 2 channels" in result.stderr
+    assert "Channels: 2. Frames: 16 sent, 16 delivered, 0 lost." in result.stderr
 
 
 @pytest.mark.broker
