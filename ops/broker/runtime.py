@@ -16,8 +16,12 @@ from streams.errors import UserError
 __all__ = ["KAFKA_VERSION", "BrokerError", "find_java", "kafka_classpath"]
 
 KAFKA_VERSION: Final = "4.1.1"
-#: The server, and the tools that format its storage.
-_ENDPOINT: Final = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}+org.apache.kafka:kafka-tools:{KAFKA_VERSION}"
+#: The server with the tools that format its storage; and what its log goes through, of the version that Kafka itself names. The second
+#: is resolved by itself, for log4j's own list of versions would replace Kafka's.
+_ENDPOINTS: Final = (
+    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}+org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
+)
 #: What Kafka 4 brokers are compiled for.
 _MIN_JAVA: Final = 17
 _JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
@@ -85,7 +89,7 @@ def kafka_classpath(cache_dir: Path, on_progress: Callable[[str], None] = lambda
     if not folder.is_dir():
         on_progress(f"Fetching Apache Kafka {KAFKA_VERSION} from Maven Central (54 MB, once)")
     try:
-        environment = jgo.build(_ENDPOINT, cache_dir=folder)
+        environments = [jgo.build(endpoint, cache_dir=folder).path for endpoint in _ENDPOINTS]
     except OSError as refused:  # requests' errors are OSErrors too
         reason = f"{type(refused).__name__}: {refused}".splitlines()[0]
         raise BrokerError(
@@ -98,7 +102,7 @@ def kafka_classpath(cache_dir: Path, on_progress: Callable[[str], None] = lambda
             f"Check the network (HTTPS_PROXY for a proxy); a damaged cache is repaired by removing {folder}.",
         ) from failure
     # Plain jars and those that are modules lie in folders of their own.
-    return os.pathsep.join(str(environment.path / part / "*") for part in ("jars", "modules"))
+    return os.pathsep.join(str(environment / part / "*") for environment in environments for part in ("jars", "modules"))
 
 
 def _shortened(text: str, limit: int = 200) -> str:

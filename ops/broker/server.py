@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import re
 import shutil
 import signal
 import socket
@@ -35,7 +36,9 @@ _POLL_S: Final = 0.05
 _MIN_FREE_BYTES: Final = 512 * 2**20
 _JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")
 _MANIFEST: Final = "cluster.json"
-_LOG_LINES: Final = 15
+_LOG_LINES_READ: Final = 200
+_LOG_LINES_SHOWN: Final = 10
+_LOG_ERROR: Final = re.compile(r"\b(ERROR|FATAL)\b|^Exception in|^Caused by|^Error:|^java\.")
 
 #: Runs a command that the kernel kills as soon as the thread that started it is gone (prctl's PR_SET_PDEATHSIG is 1).
 _DIE_WITH_PARENT: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
@@ -134,12 +137,13 @@ class Node:
             self.process.wait()
 
     def log_tail(self) -> str:
-        """Return the last lines that the process logged or printed."""
-        lines: list[str] = []
+        """Return what its log and its output say last: the errors where there are any, else the last lines."""
+        recent: list[str] = []
         for file in (self.log_file, self.folder / "jvm.out"):
             if file.is_file():
-                lines += file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return "\n".join(lines)
+                recent += file.read_text(errors="replace").splitlines()[-_LOG_LINES_READ:]
+        errors = [line for line in recent if _LOG_ERROR.search(line)]
+        return "\n".join((errors or recent)[-_LOG_LINES_SHOWN:])
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running and self.process is not None:
