@@ -35,6 +35,7 @@ __all__ = [
     "Change",
     "ChangeKind",
     "ConversationView",
+    "Filter",
     "LatencyWindow",
     "Received",
     "Results",
@@ -226,6 +227,11 @@ class Turn(NamedTuple):
     session: SessionView
     segment: SegmentView
 
+    @property
+    def said_us(self) -> int:
+        """When it began, Unix time; from the session's start where that is not known."""
+        return self.session.started_us + to_ms(self.segment.transcript.position_samples) * 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class ConversationView:
@@ -241,11 +247,30 @@ class ConversationView:
 
     def turns(self) -> list[Turn]:
         """Return everybody's finished segments in the order in which they were said."""
+        turns = [Turn(session, segment) for session in self.sessions for segment in session.finals()]
+        return sorted(turns, key=lambda turn: turn.said_us)
 
-        def said_us(turn: Turn) -> int:
-            return turn.session.started_us + to_ms(turn.segment.transcript.position_samples) * 1_000
 
-        return sorted((Turn(session, segment) for session in self.sessions for segment in session.finals()), key=said_us)
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which sessions a reader wants; an empty set means all."""
+
+    sessions: frozenset[str] = frozenset()
+    channels: frozenset[str] = frozenset()
+    conversations: frozenset[str] = frozenset()
+
+    def wants(self, session_id: str, channel_id: str, conversation_id: str) -> bool:
+        """Return whether a session is among them."""
+        return (
+            (not self.sessions or session_id in self.sessions)
+            and (not self.channels or channel_id in self.channels)
+            and (not self.conversations or conversation_id in self.conversations)
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lets everything through."""
+        return not (self.sessions or self.channels or self.conversations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,33 +27,12 @@ from connectors.gateway.messages import (
     RefinedMessage,
     SessionMessage,
 )
+from connectors.results import Filter
 
-__all__ = ["LASTING_LIMIT", "Feed", "Filter", "Subscriber", "encode"]
+__all__ = ["LASTING_LIMIT", "Feed", "Subscriber", "encode"]
 
 #: Lasting messages kept for clients that come back, and for each slow one: at 50 channels with a final every 5 s, 400 s of them (~1 MB).
 LASTING_LIMIT: Final = 4_000
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which sessions a client wants; an empty set means all."""
-
-    sessions: frozenset[str] = frozenset()
-    channels: frozenset[str] = frozenset()
-    conversations: frozenset[str] = frozenset()
-
-    def wants(self, session_id: str, channel_id: str, conversation_id: str) -> bool:
-        """Return whether a session is among them."""
-        return (
-            (not self.sessions or session_id in self.sessions)
-            and (not self.channels or channel_id in self.channels)
-            and (not self.conversations or conversation_id in self.conversations)
-        )
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it lets everything through."""
-        return not (self.sessions or self.channels or self.conversations)
 
 
 class Subscriber:

@@ -86,9 +86,12 @@ class Card {
     );
     this.lines = new Map(); // by segment
     this.following = true;
+    this.scrolledTo = 0;
     this.parts.lines.addEventListener("scroll", () => {
       const { scrollHeight, scrollTop, clientHeight } = this.parts.lines;
-      this.following = scrollHeight - scrollTop - clientHeight < FOLLOW_PX;
+      // The event comes late: lines may have come since. So only going back ends the following.
+      if (scrollHeight - scrollTop - clientHeight < FOLLOW_PX) this.following = true;
+      else if (scrollTop < this.scrolledTo) this.following = false;
       this.parts.lines.toggleAttribute("data-scrolled", scrollTop > 0);
     });
     this.update(session);
@@ -161,7 +164,9 @@ class Card {
     const { lines } = this.parts;
     const selection = document.getSelection();
     const isSelecting = !selection.isCollapsed && lines.contains(selection.anchorNode);
-    if (this.following && !isSelecting) lines.scrollTop = lines.scrollHeight;
+    if (!this.following || isSelecting) return;
+    lines.scrollTop = lines.scrollHeight;
+    this.scrolledTo = lines.scrollTop;
   }
 }
 
@@ -182,6 +187,7 @@ class Board {
     this.element = byId("calls");
     this.cards = new Map(); // by session
     this.calls = new Map(); // by conversation
+    this.superseded = new Set(); // sessions whose channel has a newer one
     this.offsetMs = 0; // the server's clock against ours
   }
 
@@ -193,9 +199,14 @@ class Board {
   cardOf(session) {
     const known = this.cards.get(session.session_id);
     if (known) return known;
-    for (const card of [...this.cards.values()].filter((each) => each.session.channel_id === session.channel_id)) {
-      if (session.started_us && card.session.started_us > session.started_us) return undefined;
-      this.remove(card.session.session_id);
+    if (this.superseded.has(session.session_id)) return undefined;
+    const current = [...this.cards.values()].find((card) => card.session.channel_id === session.channel_id);
+    if (current) {
+      const isOlder = session.started_us && current.session.started_us > session.started_us;
+      const past = isOlder ? session : current.session;
+      this.superseded.add(past.session_id);
+      if (isOlder) return undefined;
+      this.remove(past.session_id);
     }
     const card = new Card(session);
     this.cards.set(session.session_id, card);
@@ -302,6 +313,7 @@ class Board {
         this.cards.get(message.session_id)?.remove(message.segment);
         break;
       case "gone":
+        this.superseded.delete(message.session_id);
         this.remove(message.session_id);
         break;
       case "latency":

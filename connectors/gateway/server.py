@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import WSCloseCode, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from connectors.gateway.feed import Feed, Filter, Subscriber, encode
+from connectors.gateway.feed import Feed, Subscriber, encode
 from connectors.gateway.messages import (
     CancelledMessage,
     ErrorInfo,
@@ -40,7 +40,7 @@ from connectors.gateway.messages import (
     session_texts,
 )
 from connectors.gateway.metrics import GatewayMetrics
-from connectors.results import FROM_THE_BEGINNING, Change, Received, Results, ResultsConsumer, SessionView
+from connectors.results import FROM_THE_BEGINNING, Change, Filter, Received, Results, ResultsConsumer, SessionView
 from schemas.records import Coverage, Partial
 from streams.errors import UserError
 from streams.settings import Settings

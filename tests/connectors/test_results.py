@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from queue import Queue
+from typing import Any, Self
+
 import msgspec
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.results import LatencyWindow, Results, SessionView, Spans, latency_ms, quantile
+from connectors.results import LatencyWindow, Received, Results, ResultsConsumer, SessionView, Spans, latency_ms, quantile
+from schemas.codec import default_codec
 from schemas.records import Coverage, Partial, Session, SessionRecord, Stamps, Transcript, Word
+from streams.kafka import MissingTopicError, UnreachableError, admin_client
+from streams.settings import Settings, load_settings
+from streams.topics import PARTIALS, SESSIONS, TRANSCRIPTS
 
 FRAME_SAMPLES = 3_200
 SEGMENT_SAMPLES = 16_000
@@ -308,3 +319,116 @@ def test_a_latency_counts_for_the_span_of_its_window() -> None:
 def test_latency_needs_a_capture_stamp_and_is_never_negative() -> None:
     assert latency_ms(0, NOW_US) is None
     assert latency_ms(NOW_US + 5, NOW_US) == 0.0
+
+
+# --- the reader, on a real Kafka
+
+
+class Reading:
+    """A consumer and what it delivered, as a stream of records with a mark where it had caught up."""
+
+    CAUGHT_UP = "caught up"
+
+    def __init__(self, settings: Settings, **options: Any) -> None:
+        self.seen: Queue[Any] = Queue()
+
+        def deliver(batch: Sequence[Received]) -> None:
+            for received in batch:
+                self.seen.put(received)
+
+        self.consumer = ResultsConsumer(settings, deliver, caught_up=lambda: self.seen.put(self.CAUGHT_UP), failed=self.seen.put, **options)
+
+    def __enter__(self) -> Self:
+        self.consumer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.stop()
+
+    def next(self) -> Any:
+        return self.seen.get(timeout=20)
+
+    def until_caught_up(self) -> list[Received]:
+        return list(iter(self.next, self.CAUGHT_UP))
+
+
+def texts(received: Sequence[Received]) -> set[str]:
+    return {one.record.text for one in received if isinstance(one.record, (Partial, Transcript))}
+
+
+@pytest.mark.broker
+def test_what_is_there_comes_first_then_what_happens(settings: Settings, publish: Any, party: Any) -> None:
+    one, other = party("1"), party("2")
+    publish(one.state(), other.state(), one.ended(0, "before"), other.partial(0, "so far"), one.frame(0))
+    with Reading(settings) as reading:
+        before = reading.until_caught_up()
+        assert len(before) == 5 and texts(before) == {"before", "so far"}
+        publish(other.ended(0, "after"))
+        after = reading.next()
+        assert after.record.text == "after"
+    assert all(abs(received.arrived_us - time.time_ns() // 1_000) < 60_000_000 for received in [*before, after])
+
+
+@pytest.mark.broker
+def test_each_topic_is_read_from_its_own_place(settings: Settings, publish: Any, party: Any) -> None:
+    caller = party()
+    publish(caller.state(), caller.ended(0, "history"), caller.partial(1, "history"))
+    with Reading(settings, since_ms={SESSIONS: None, TRANSCRIPTS: 0, PARTIALS: 0}) as reading:
+        assert [type(received.record) for received in reading.until_caught_up()] == [Session]
+        publish(caller.ended(1, "now"))
+        assert reading.next().record.text == "now"
+
+
+@pytest.mark.broker
+def test_a_value_that_is_no_record_is_passed_over(settings: Settings, publish: Any, party: Any, caplog: pytest.LogCaptureFixture) -> None:
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    producer.produce(TRANSCRIPTS.full_name(settings), b"no record", b"key", 1)
+    producer.produce(TRANSCRIPTS.full_name(settings), None, b"key", 1)
+    producer.flush(10)
+    publish(party("1").ended(0, "good"))
+    with Reading(settings) as reading:
+        assert texts(reading.until_caught_up()) == {"good"}
+        assert reading.consumer.damaged == 1
+    assert "offset 0" in caplog.text
+
+
+@pytest.mark.broker
+def test_a_missing_topic_is_named_with_the_remedy(settings: Settings) -> None:
+    with pytest.raises(MissingTopicError, match=rf"{settings.namespace}\.sessions.*asr topics create"):
+        Reading(settings).consumer.start()
+
+
+def test_an_absent_cluster_is_named_with_the_remedy() -> None:
+    with pytest.raises(UnreachableError, match="asr broker"):
+        Reading(load_settings(bootstrap_servers="127.0.0.1:1")).consumer.start()
+
+
+@pytest.mark.broker
+def test_partitions_that_are_added_are_read_from_their_beginning(
+    settings: Settings, publish: Any, party: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.results._REFRESH_S", 0.2)
+    publish(party().state())
+    with Reading(settings, since_ms={TRANSCRIPTS: 0}) as reading:
+        reading.until_caught_up()
+        name, grown = TRANSCRIPTS.full_name(settings), settings.partitions + 1
+        admin = admin_client(settings)
+        admin.create_partitions([NewPartitions(name, grown)])[name].result()
+        producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+        producer.produce(name, default_codec().encode(party("9").ended(0, "new")), b"key", grown - 1)
+        producer.flush(10)
+        assert reading.next().record.text == "new"
+
+
+@pytest.mark.broker
+def test_a_reader_that_fails_says_so(settings: Settings, publish: Any, party: Any) -> None:
+    publish(party().state())
+    failures: Queue[Exception] = Queue()
+
+    def deliver(_: Sequence[Received]) -> None:
+        raise RuntimeError("nowhere to put it")
+
+    consumer = ResultsConsumer(settings, deliver, failed=failures.put)
+    consumer.start()
+    assert str(failures.get(timeout=20)) == "nowhere to put it"
+    consumer.stop()
