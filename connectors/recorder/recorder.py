@@ -201,7 +201,7 @@ class _Session:
             frames_lost=self._frames_lost,
             reason=self._reason if self.over else "",
             notes=tuple(self.source.notes),
-            failures=tuple(f"{cause} ({times} times)" if times > 1 else cause for cause, times in self._failures.items()),
+            failures=tuple(f"{cause} ({times} times)" if times > 1 else cause for cause, times in list(self._failures.items())),
             spans=self._kept_spans(),
         )
 
@@ -213,7 +213,10 @@ class _Session:
         )
 
     def _send_frame(self, frame: Frame, now_us: int, producer: AudioProducer) -> None:
-        captured_us = self.started_us + frame.end_sample * _US_PER_S // SAMPLE_RATE_HZ if self._realtime else self._read_us
+        if self._realtime:
+            captured_us = self.started_us + frame.end_sample * _US_PER_S // SAMPLE_RATE_HZ
+        else:
+            captured_us = max(self._read_us, self.started_us)
         self._send(self._records.frame(frame, captured_us=captured_us, enqueued_us=now_us), producer, frames=1)
         self.frames_sent += 1
         if self._spans is not None:
