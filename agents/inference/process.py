@@ -385,10 +385,14 @@ class EngineProcess:
         self._bury(child, cause)
         for call in at_fault or calls:
             self._strike(call.keys, call.kind, cause, one_of_many=len(call.keys) > 1 or len(at_fault or calls) > 1)
-        while True:
+        try:
             child = self._respawn()
-            if self._restore(child, calls):
-                break
+            while not self._restore(child, calls):
+                child = self._respawn()
+        except EngineError as hopeless:
+            for call in calls:
+                call.answer.set_exception(hopeless)
+            raise
         for call in calls:
             number = call.request.number
             call.answer.set_result(Answer(number, finals=tuple(call.finals.values())))

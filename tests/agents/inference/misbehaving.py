@@ -1,0 +1,72 @@
+"""An instant engine that dies, hangs or fails where it is told to: at a step or a final of the sessions so named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents.inference.engine import Block, FinalText, Finish, Hypothesis, SegmentKey
+from agents.inference.instant import InstantEngine
+
+HANG_S = 3_600
+
+
+class MisbehavingEngine(InstantEngine):
+    """Misbehaves at sessions whose id begins with ``die``, ``hang`` or ``fail``, at the stage that follows: ``die-step-1``.
+
+    Args:
+        once_in: where given, it misbehaves only as long as there is no file of the session's name in this folder, and leaves one.
+        at_block: the block at which a step misbehaves.
+        finals_lanes: as of an engine.
+    """
+
+    name = "misbehaving"
+
+    def __init__(self, once_in: str = "", at_block: int = 2, finals_lanes: int = 1) -> None:
+        super().__init__()
+        self._once_in = once_in
+        self._at_block = at_block
+        self.finals_lanes = finals_lanes
+
+    def step(self, blocks: Sequence[Block]) -> Sequence[Hypothesis]:
+        for block in blocks:
+            if block.chunk == self._at_block:
+                self._misbehave(block.key, "step")
+        return super().step(blocks)
+
+    def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
+        for request in requests:
+            self._misbehave(request.key, "final")
+        return super().finish(requests)
+
+    def _misbehave(self, key: SegmentKey, when: str) -> None:
+        how, _, rest = key.session_id.partition("-")
+        if not rest.startswith(when):
+            return
+        if self._once_in:
+            mark = Path(self._once_in) / key.session_id
+            if mark.exists():
+                return
+            mark.touch()
+        if how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "hang":
+            time.sleep(HANG_S)
+        elif how == "fail":
+            raise ValueError("no such sound")
+
+
+def refuse() -> MisbehavingEngine:
+    """Fail to load."""
+    raise FileNotFoundError("there is no model in /models/of-nobody")
+
+
+def vanish() -> MisbehavingEngine:
+    """End while it is loaded."""
+    os._exit(7)
+
+
+__all__ = ["MisbehavingEngine", "refuse", "vanish"]
