@@ -45,15 +45,9 @@ _ADMIN, _ADMIN_PASSWORD = "admin", "admin-secret"
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate and its key."""
     folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        (
-            "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -keyout key.pem -out cert.pem "
-            "-addext subjectAltName=IP:127.0.0.1"
-        ).split(),
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
+    subject = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, "-keyout", "key.pem", "-out", "cert.pem")
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder / "cert.pem", folder / "key.pem"
 
 
