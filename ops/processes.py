@@ -249,6 +249,7 @@ class System:
         folder: logs of this run, and the embedded broker's data.
         workers: which workers run; None before it was entered.
         joined: whether another's workers do all the work.
+        keep_logs: leave the logs of this run where they are; set by itself where it ends in an error.
     """
 
     def __init__(
@@ -266,6 +267,7 @@ class System:
         self.folder = settings.data_dir / "runs" / f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
         self.workers: WorkerWatch | None = None
         self.joined = False
+        self.keep_logs = False
         self._external = "bootstrap_servers" in settings.model_fields_set
         self._gateway = gateway
         self._join = join
@@ -284,12 +286,14 @@ class System:
         try:
             self._start()
         except BaseException:
-            self.stop(keep_logs=True)
+            self.keep_logs = True
+            self.stop()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop(keep_logs=isinstance(error, Exception))
+        self.keep_logs |= isinstance(error, Exception)
+        self.stop()
 
     def check(self) -> None:
         """Raise if one of the processes has ended.
@@ -318,12 +322,8 @@ class System:
                 "Leave --engine out, or stop them.",
             )
 
-    def stop(self, *, keep_logs: bool = False) -> None:
-        """Stop everything that was started here, in order: gateway and workers, then the broker.
-
-        Args:
-            keep_logs: leave the logs of this run where they are.
-        """
+    def stop(self) -> None:
+        """Stop everything that was started here, in order: gateway and workers, then the broker. Stopping twice is no error."""
         with _undisturbed():
             if self.workers is not None:
                 self.workers.close()
@@ -335,7 +335,7 @@ class System:
                 self._broker.stop()
                 self._broker = None
             shutil.rmtree(self.folder / "kafka", ignore_errors=True)
-            if not keep_logs:
+            if not self.keep_logs:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,13 +12,13 @@ import numpy as np
 from connectors.recorder.framing import WireFormat
 from connectors.recorder.media import MemorySource
 from connectors.recorder.recorder import Playback, Recorder
-from ops.demo.calls import Call, Party, assemble, call_seconds, line_sizes
+from ops.demo.calls import Party, assemble, call_seconds, line_sizes
 
 __all__ = ["Played", "Player"]
 
 #: Before the first sample is captured there is time to put the first calls on all lines.
 _LEAD_US: Final = 300_000
-#: The next call is put together this long before the last one ends.
+#: The next call is put on its line this long before the last one ends.
 _AHEAD_US: Final = 3_000_000
 _US_PER_S: Final = 1_000_000
 
@@ -50,28 +50,47 @@ class _Line:
     lengths_s: Iterator[float]
     rng: np.random.Generator
     starts_us: int = 0
-    next_call: Call | None = None
-    next_seconds: float = 0.0
-    playing: list[Played] = field(default_factory=list)
+    seconds: float = 0.0
+    parties: tuple[tuple[Party, MemorySource], ...] = ()
+    is_over: bool = False
+    playing: list[Playback] = field(default_factory=list)
 
     def prepare(self) -> None:
-        seconds = next(self.lengths_s, 0.0)
-        self.next_seconds = seconds
-        self.next_call = assemble(len(self.channel_ids), seconds, telephone=self.telephone, rng=self.rng) if seconds else None
+        """Put the next call together, unless there is none."""
+        self.seconds = next(self.lengths_s, 0.0)
+        if not self.seconds:
+            self.is_over = True
+            return
+        call = assemble(len(self.channel_ids), self.seconds, telephone=self.telephone, rng=self.rng)
+        self.parties = tuple((party, _source(party)) for party in call.parties)
+
+
+def _source(party: Party) -> MemorySource:
+    wire = WireFormat(party.encoding, party.sample_rate_hz)
+    return MemorySource(party.payload(), f"bundled recordings of {party.voice}", wire)
 
 
 class Player:
-    """All lines of the demo. Call :meth:`play_due` about twice a second.
+    """All lines of the demo. Call :meth:`play_due` a few times a second.
 
     Args:
         recorder: plays them.
         channels: how many channels to fill.
         seconds: how long; None: until stopped.
         seed: the same one gives the same calls.
+        announce: told of each session before its first sample is captured.
     """
 
-    def __init__(self, recorder: Recorder, channels: int, seconds: float | None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        channels: int,
+        seconds: float | None,
+        seed: int = 0,
+        announce: Callable[[Played], None] = lambda _played: None,
+    ) -> None:
         self._recorder = recorder
+        self._announce = announce
         self._lines: list[_Line] = []
         first = 1
         for number, size in enumerate(line_sizes(channels)):
@@ -83,40 +102,42 @@ class Player:
         for line in self._lines:
             line.prepare()
 
-    def start(self) -> list[Played]:
+    def start(self) -> None:
         """Begin the first call of each line, all at the same moment."""
-        now_us = time.time_ns() // 1_000 + _LEAD_US
+        starts_us = time.time_ns() // 1_000 + _LEAD_US
         for line in self._lines:
-            line.starts_us = now_us
-        return self.play_due()
+            line.starts_us = starts_us
+            self._play(line)
 
-    def play_due(self) -> list[Played]:
-        """Put the calls on their lines that begin soon; return what is new."""
+    def play_due(self) -> None:
+        """Put the calls on their lines that begin soon, and another one together."""
         now_us = time.time_ns() // 1_000
-        return [played for line in self._lines if line.starts_us < now_us + _AHEAD_US for played in self._play(line)]
+        for line in self._lines:
+            if line.parties and line.starts_us < now_us + _AHEAD_US:
+                self._play(line)
+        # One at a time: it takes the processor from the recorder for a moment.
+        unprepared = next((line for line in self._lines if not line.parties and not line.is_over), None)
+        if unprepared is not None:
+            unprepared.prepare()
 
     def stop(self) -> None:
         """Hang up everywhere."""
         for line in self._lines:
-            line.next_call = None
-            for played in line.playing:
-                played.playback.stop()
+            line.parties, line.is_over = (), True
+            for playback in line.playing:
+                playback.stop()
 
     @property
     def is_over(self) -> bool:
         """Whether all calls have ended and all that was sent is delivered."""
-        return all(line.next_call is None and all(played.playback.done() for played in line.playing) for line in self._lines)
+        return all(line.is_over and not line.parties and all(playback.done() for playback in line.playing) for line in self._lines)
 
-    def _play(self, line: _Line) -> list[Played]:
-        call = line.next_call
-        if call is None:
-            return []
+    def _play(self, line: _Line) -> None:
         conversation_id = ""
-        line.playing = [played for played in line.playing if not played.playback.done()]
-        new = []
-        for channel_id, party in zip(line.channel_ids, call.parties, strict=True):
+        line.playing = [playback for playback in line.playing if not playback.done()]
+        for channel_id, (party, source) in zip(line.channel_ids, line.parties, strict=True):
             playback = self._recorder.play(
-                MemorySource(party.payload(), f"bundled recordings of {party.voice}", WireFormat(party.encoding, party.sample_rate_hz)),
+                source,
                 channel_id,
                 conversation_id=conversation_id,
                 party=party.name,
@@ -125,8 +146,7 @@ class Player:
                 start_us=line.starts_us,
             )
             conversation_id = playback.info.conversation_id
-            new.append(Played(party, playback))
-        line.playing += new
-        line.starts_us += round(line.next_seconds * _US_PER_S)
-        line.prepare()
-        return new
+            line.playing.append(playback)
+            self._announce(Played(party, playback))
+        line.starts_us += round(line.seconds * _US_PER_S)
+        line.parties = ()

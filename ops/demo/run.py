@@ -17,7 +17,7 @@ from connectors.recorder.recorder import Recorder
 from connectors.results import Change, Received, Results, ResultsConsumer, to_ms
 from ops.demo.player import Played, Player
 from ops.demo.view import ChannelView, channel_table, final_line, lost_lines, summary_lines
-from ops.measure import Measurement, Report
+from ops.measure import Measurement, Report, word_errors
 from ops.processes import System
 from streams.errors import UserError
 from streams.settings import Settings
@@ -92,37 +92,36 @@ class Listener:
 class _Run:
     """What is being played and shown."""
 
-    def __init__(self, system: System, listener: Listener, player: Player, console: Console, *, quiet: bool) -> None:
+    def __init__(self, system: System, listener: Listener, console: Console, *, quiet: bool) -> None:
         self._system = system
         self._listener = listener
-        self._player = player
         self._console = console
         self._quiet = quiet
         self._channels: dict[str, Played] = {}
         self._open: list[Played] = []
 
-    def play(self, title: str) -> None:
+    def announce(self, played: Played) -> None:
+        """Take note of a session that is about to begin."""
+        with self._listener.lock:
+            self._listener.measured.expect(played.session_id, played.channel_id, played.party.words)
+        self._open.append(played)
+
+    def play(self, player: Player, title: str) -> None:
         """Play until the calls are over, or until Ctrl-C."""
         try:
             with self._view(title) as draw:
-                self._announce(self._player.start())
-                while not self._player.is_over:
+                player.start()
+                while not player.is_over:
                     self._tick()
-                    self._announce(self._player.play_due())
+                    player.play_due()
                     draw()
                 self._wait_for_words(draw)
         except KeyboardInterrupt:
             self._console.print("Hanging up; Ctrl-C again to leave at once.")
-            self._player.stop()
-            while not self._player.is_over:
+            player.stop()
+            while not player.is_over:
                 self._tick()
             self._wait_for_words(lambda: None)
-
-    def _announce(self, new: Sequence[Played]) -> None:
-        with self._listener.lock:
-            for played in new:
-                self._listener.measured.expect(played.session_id, played.channel_id, played.party.words)
-        self._open += new
 
     def _tick(self) -> None:
         time.sleep(_TICK_S)
@@ -163,10 +162,14 @@ class _Run:
                 workers = self._system.workers
                 if workers is not None:
                     workers.listen(_TICK_S)
-                what = workers.describe() if workers is not None else ""
+                who = workers.describe() if workers is not None else ""
                 self._console.print(
-                    f"Nothing came for {_QUIET_S:.0f} s, and {len(waiting)} sessions are not finished. {what}", style="red", markup=False
+                    f"Nothing came for {_QUIET_S:.0f} s, and {len(waiting)} sessions are not finished. {who}. "
+                    f"The logs are in {self._system.folder}",
+                    style="red",
+                    markup=False,
                 )
+                self._system.keep_logs = True
                 return
 
     @contextlib.contextmanager
@@ -228,20 +231,26 @@ def run_demo(
             listener.start()
             stack.callback(listener.stop)
             recorder = stack.enter_context(Recorder(system.settings))
-            player = Player(recorder, channels, seconds, seed)
+            run = _Run(system, listener, console, quiet=headless)
+            player = Player(recorder, channels, seconds, seed, run.announce)
+            # What is imported and computed once must not fall into the first words.
+            word_errors(["one"], ["two"])
         how_long = f"for {seconds:g} s" if seconds is not None else "until Ctrl-C"
         title = f"{channels} channels, {how_long}"
         if not headless:
             title += f"; live page: {system.gateway_url}"
         console.print(f"Playing {title}", markup=False)
-        _Run(system, listener, player, console, quiet=headless).play(title)
+        run.play(player, title)
         with listener.lock:
             report = listener.measured.report()
             lost = listener.measured.lost()
+        system.keep_logs |= bool(lost)
     for line in summary_lines(report):
         console.print(line, markup=False)
     for line in lost_lines(lost):
         console.print(line, style="red", markup=False)
+    if lost:
+        console.print(f"The logs are in {system.folder}", markup=False)
     return report
 
 

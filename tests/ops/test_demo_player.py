@@ -20,12 +20,13 @@ pytestmark = pytest.mark.broker
 def play(settings: Settings, channels: int, seconds: float | None, stop_after_s: float = 60) -> list[Played]:
     ensure_topics(settings, [AUDIO])
     with Recorder(settings) as recorder:
-        player = Player(recorder, channels, seconds, seed=1)
-        played = player.start()
+        played: list[Played] = []
+        player = Player(recorder, channels, seconds, seed=1, announce=played.append)
+        player.start()
         began_s = time.monotonic()
         while not player.is_over:
             time.sleep(0.05)
-            played += player.play_due()
+            player.play_due()
             if time.monotonic() - began_s > stop_after_s:
                 player.stop()
     return played
