@@ -202,7 +202,8 @@ class WhisperDecoder:
         (words,) = self._model.find_alignment(tokenizer, [tokens], encoded, frames)
         merge_punctuations(words, _PREPENDED, _APPENDED)
         return tuple(
-            _Spoken(word["word"].strip(), min(word["start"], seconds), min(word["end"], seconds), word["probability"])
+            # numpy's numbers are not Python's: the message to the worker takes only those.
+            _Spoken(word["word"].strip(), min(float(word["start"]), seconds), min(float(word["end"]), seconds), float(word["probability"]))
             for word in words
             if word["word"].strip()
         )
