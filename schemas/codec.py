@@ -4,8 +4,8 @@
   Avro body. Nothing but the schemas shipped here is needed to read it.
 * Confluent's wire format: ``00``, the registry's schema id as four bytes big-endian, the Avro body.
 
-A reader takes both. A value written with an earlier version of a schema (``history/``) or with a version that only the registry knows is read
-by Avro's schema resolution, so old records stay readable.
+A reader takes both. A value written with an earlier version of a schema (``history/``) or with a version that only the registry knows is
+read by Avro's schema resolution, so old records stay readable.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 import fastavro
 import msgspec
 from fastavro.schema import fingerprint, to_parsing_canonical_form
+from fastavro.validation import ValidationError, validate
 
 from schemas.records import RECORDS, Record
 
@@ -117,9 +118,15 @@ class Codec:
             ValueError: a field does not fit its schema; the message names it.
         """
         writer = self._writers[type(record).__name__]
+        fields = msgspec.to_builtins(record, builtin_types=(bytes,))
+        try:
+            # The writer itself would take an int of 40 bits, and other languages' readers would not.
+            validate(fields, writer.parsed)
+        except ValidationError as wrong:
+            raise ValueError(f"the {writer.name} does not fit its schema: {'; '.join(map(str, wrong.errors))}") from wrong
         out = io.BytesIO()
         out.write(self._prefix(writer))
-        fastavro.schemaless_writer(out, writer.parsed, msgspec.to_builtins(record, builtin_types=(bytes,)))
+        fastavro.schemaless_writer(out, writer.parsed, fields)
         return out.getvalue()
 
     def decode(self, value: bytes | None) -> Record:
@@ -138,14 +145,12 @@ class Codec:
         body.seek(start)
         try:
             fields = fastavro.schemaless_reader(body, written_with, None if written_with is writer.parsed else writer.parsed)
-            trailing = len(value) - body.tell()
-            if trailing:
-                raise DecodeError(f"{trailing} bytes are left over after the {name}")
-            return msgspec.convert(fields, RECORDS[name])
-        except DecodeError:
-            raise
+            record = msgspec.convert(fields, RECORDS[name])
         except Exception as damage:  # fastavro raises whatever the damaged bytes lead it to
             raise DecodeError(f"the {name} is damaged: {type(damage).__name__}: {damage}") from damage
+        if trailing := len(value) - body.tell():
+            raise DecodeError(f"{trailing} bytes are left over after the {name}")
+        return record
 
     def _prefix(self, writer: _Writer) -> bytes:
         if self._registry is None:

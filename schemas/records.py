@@ -178,7 +178,7 @@ class SegmentCancelled(FlowRecord, frozen=True, kw_only=True):
 class FrameMark(FlowRecord, frozen=True, kw_only=True):
     """Frames that ended inside an open segment without completing a block."""
 
-    frames: tuple[FrameSpan, ...]
+    frames: tuple[FrameSpan, ...] = ()
 
 
 class VersionChange(FlowRecord, frozen=True, kw_only=True):
