@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from rich import box
 from rich.console import Console, Group
@@ -12,6 +13,8 @@ from rich.text import Text
 from ops.output import JsonOption, write_json
 
 __all__ = ["config"]
+
+_URL_PASSWORD: Final = re.compile(r"(://[^/@:]*:)[^/@]*@")
 
 
 def config(json_file: JsonOption = None) -> None:
@@ -44,12 +47,17 @@ def _described(settings: Any) -> list[dict[str, Any]]:
     return [
         {
             "variable": f"ASR_{name.upper()}",
-            "value": value,
+            "value": _without_password(value),
             "source": sources.get(name, "default"),
             "description": type(settings).model_fields[name].description,
         }
         for name, value in settings.model_dump(mode="json").items()
     ]
+
+
+def _without_password(value: Any) -> Any:
+    """Hide the password that a URL may carry."""
+    return _URL_PASSWORD.sub(r"\1**********@", value) if isinstance(value, str) else value
 
 
 def _shown(value: Any) -> str:

@@ -46,6 +46,11 @@ def test_secrets_stay_hidden(arguments: list[str]) -> None:
     assert "****" in result.output
 
 
+def test_password_in_a_url_stays_hidden() -> None:
+    shown = _config(ASR_SCHEMA_REGISTRY_URL=f"https://asr:{_SECRET}@registry.example:8081/path")["ASR_SCHEMA_REGISTRY_URL"]["value"]
+    assert shown == "https://asr:**********@registry.example:8081/path"
+
+
 def test_table_has_every_variable() -> None:
     result = CliRunner().invoke(app, ["config"], env={"COLUMNS": "120"})
     assert all(f"ASR_{name.upper()}" in result.output for name in Settings.model_fields)
