@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TextIO
 
 import typer
 
-from ops.output import JsonOption
 from streams.errors import UserError
+from streams.output import JsonOption
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ops.output import JsonOption, write_json
+from streams.output import JsonOption, write_json
 
 __all__ = ["bench"]
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ops.output import JsonOption, write_json
+from streams.output import JsonOption, write_json
 
 __all__ = ["config"]
 

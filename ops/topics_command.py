@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ops.output import JsonOption, write_json
+from streams.output import JsonOption, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

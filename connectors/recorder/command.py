@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from connectors.recorder.framing import DEFAULT_FRAME_MS, MAX_FRAME_MS, MIN_FRAME_MS
-from ops.output import JsonOption, write_json
 from streams.errors import UserError
+from streams.output import JsonOption, write_json
 
 if TYPE_CHECKING:
     from connectors.recorder.media import FileSource
