@@ -85,7 +85,7 @@ class _Lanes:
     def run(self) -> None:
         """Read requests until the worker is gone."""
         engine = self._engine
-        self._send(Ready(engine.name, engine.model_digest, engine.finals_lanes, engine.finals_batch))
+        self._send(pack(Ready(engine.name, engine.model_digest, engine.finals_lanes, engine.finals_batch)))
         while True:
             try:
                 request = to_engine.decode(receive(self._connection))
@@ -97,10 +97,10 @@ class _Lanes:
         while True:
             request = requests.get()
             try:
-                answer = self._answer(request)
+                answer = pack(self._answer(request))
             except Exception as failure:
                 log.exception("the engine failed")
-                answer = Answer(request.number, error=f"{type(failure).__name__}: {failure}")
+                answer = pack(Answer(request.number, error=f"{type(failure).__name__}: {failure}"))
             self._send(answer)
 
     def _answer(self, request: Request) -> Answer:
@@ -120,10 +120,10 @@ class _Lanes:
                     self._engine.step((block,))
         return Answer(number)
 
-    def _send(self, message: msgspec.Struct) -> None:
+    def _send(self, frame: bytes) -> None:
         with self._sending:
             try:
-                self._connection.sendall(pack(message))
+                self._connection.sendall(frame)
             except OSError:
                 os._exit(0)  # nobody is left to tell
 

@@ -313,6 +313,8 @@ class WhisperEngine:
         self.model_digest = model_digest or digest_of(Path(folder))
         self.finals_lanes = workers
         self._decoder = WhisperDecoder(Path(folder), threads=threads, workers=workers)
+        # The first decoding of a process takes longer; better now than when somebody speaks.
+        self._decoder.final(np.zeros(SAMPLE_RATE_HZ, dtype=np.float32), self._decoder.known_language(language))
         self._language = language
         self._workers = workers
         self._interval_s = partial_interval_ms / 1_000
@@ -381,7 +383,7 @@ class WhisperEngine:
         start_ms, end_ms = start_sample // _SAMPLES_PER_MS, request.end_sample // _SAMPLES_PER_MS
         return FinalText(
             key=request.key,
-            text=readable(decoding.text, decoding.language),
+            text=readable(decoding.text, segment.opening.language or self._language or decoding.language),
             raw_text=decoding.text,
             words=tuple(
                 Word(
