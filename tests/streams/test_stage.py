@@ -6,6 +6,7 @@ The worker is ``counting_worker.py``: each of its outputs digests every frame be
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import os
 import signal
@@ -17,12 +18,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.structs import OffsetAndMetadata
+from aiokafka.structs import TopicPartition as AIOTopicPartition
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from schemas import AudioFrame, Rejected, SessionEnd, SessionStart, SpeechChunk, default_codec
 from streams import topics
-from streams.checkpoint import Snapshot
+from streams.checkpoint import SNAPSHOT_VERSION, Snapshot
 from streams.settings import Settings
 from streams.topic_admin import ensure_topics
 from streams.topics import Topic
@@ -49,7 +53,7 @@ class Workers:
         self._folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, step_s: float = 0.0) -> subprocess.Popen[bytes]:
+    def start(self, step_s: float = 0.0, **more: str) -> subprocess.Popen[bytes]:
         number = len(self._running)
         environment = {
             **os.environ,
@@ -61,6 +65,7 @@ class Workers:
             "ASR_WORKER_ID": f"counting-{number}",
             "ASR_SNAPSHOT_INTERVAL_MS": "200",
             "COUNTING_STEP_S": str(step_s),
+            **more,
         }
         with (self._folder / f"worker-{number}.log").open("wb") as log:
             worker = subprocess.Popen(
@@ -349,3 +354,33 @@ def test_a_frame_of_a_session_that_never_started_is_rejected(settings: Settings,
     rejected.close()
     assert isinstance(rejected.records[0], Rejected)
     assert "stray was never started" in rejected.records[0].reason
+
+
+def test_a_snapshot_of_another_version_stops_the_worker_with_what_to_do(settings: Settings, workers: Workers) -> None:
+    """A newer release wrote it: this one refuses to start, rather than lose or misread what it holds."""
+    newer = base64.b64encode(bytes([SNAPSHOT_VERSION + 1]) + b"unknown").decode()
+
+    async def commit() -> None:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=settings.bootstrap_servers, group_id=f"{settings.namespace}.vad", enable_auto_commit=False
+        )
+        await consumer.start()
+        try:
+            partition = AIOTopicPartition(topics.AUDIO.full_name(settings), 0)
+            consumer.assign([partition])
+            await consumer.commit({partition: OffsetAndMetadata(0, newer)})
+        finally:
+            await consumer.stop()
+
+    asyncio.run(commit())
+    worker = workers.start()
+    assert worker.wait(PATIENCE_S) != 0
+    assert f"snapshot has version {SNAPSHOT_VERSION + 1} and this release reads version {SNAPSHOT_VERSION}" in workers.log(0)
+
+
+def test_sessions_that_outgrow_the_allowed_metadata_stop_the_worker_with_what_to_do(settings: Settings, workers: Workers) -> None:
+    calls = Calls(settings, sessions=settings.partitions * 20)
+    calls.speak(2)
+    worker = workers.start(ASR_SNAPSHOT_MAX_BYTES="512")
+    assert worker.wait(PATIENCE_S) != 0
+    assert "raise offset.metadata.max.bytes" in workers.log(0)
