@@ -7,7 +7,6 @@ READY := $(VENV)/.ready
 
 # Quiet pip and uv, in colour only on a terminal.
 export UV_NO_PROGRESS := 1
-export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
