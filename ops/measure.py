@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ PROMISED_FRAME_LATENCY_MS: Final = 300
 #: A recogniser may write a word before its last sound is over, and reference times are good to about this.
 _AHEAD_SAMPLES: Final = 300 * SAMPLE_RATE_HZ // 1_000
 
+_DIGIT: Final = re.compile(r"\d")
 _US_PER_MS: Final = 1_000
 _US_PER_S: Final = 1_000_000
 _STAGES: Final = {"vad": 0, "features": 1, "inference": 2}
@@ -143,11 +145,21 @@ class WordErrors(NamedTuple):
         return self.errors / self.reference_words if self.reference_words else None
 
 
-def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErrors:
-    """Compare texts pairwise by jiwer, after Whisper's normalisation of English (numbers, spelling, punctuation, case)."""
+def word_errors(references: Sequence[str], hypotheses: Sequence[str], *, digits_apart: bool = False) -> WordErrors:
+    """Compare texts pairwise by jiwer, after Whisper's normalisation of English (numbers, spelling, punctuation, case).
+
+    Args:
+        references: what was said.
+        hypotheses: what was written.
+        digits_apart: count each digit as a word. Spelt numbers become one word by the normalisation, so that "four two" and "4 2" would
+            differ in all, and a wrong digit of a telephone number would be the whole number.
+    """
     import jiwer
 
-    normalise = _normaliser()
+    def normalise(text: str) -> str:
+        normal: str = _normaliser()(text)
+        return _DIGIT.sub(r" \g<0> ", normal) if digits_apart else normal
+
     said, written = [normalise(text) for text in references], [normalise(text) for text in hypotheses]
     if not said:
         return WordErrors(0, 0, 0)

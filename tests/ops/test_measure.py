@@ -272,6 +272,12 @@ class TestWordErrors:
         errors = word_errors(["a small latte", "please"], ["a small latte", "thank you"])
         assert (errors.reference_words, errors.errors) == (4, 2)
 
+    def test_digits_apart(self) -> None:
+        said, written = ["my number is four two seven one"], ["My number is 4 2 7 2."]
+        assert word_errors(said, written).rate == 1.0
+        apart = word_errors(said, written, digits_apart=True)
+        assert (apart.reference_words, apart.errors) == (7, 1)
+
     def test_without_reference_there_is_no_rate(self) -> None:
         assert word_errors([], []).rate is None
         assert word_errors([""], ["thank you"]).rate is None
