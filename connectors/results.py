@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from schemas.codec import Codec, DecodeError, default_codec
+from schemas.codec import Codec, DecodeError
 from schemas.records import SAMPLE_RATE_HZ, Coverage, Partial, Session, SessionRecord, Transcript
+from streams.registry import codec_for
 from streams.settings import Settings
 from streams.topics import COVERAGE, PARTIALS, SESSIONS, TRANSCRIPTS, Topic
 
@@ -500,7 +501,7 @@ class ResultsConsumer:
         self._caught_up = caught_up
         self._failed = failed
         self._since_ms = dict(since_ms)
-        self._codec = codec or default_codec()
+        self._codec = codec or codec_for(settings.schema_registry_url)
         self._consumer: Any = None
         self._behind: set[tuple[str, int]] = set()
         self._assigned: set[tuple[str, int]] = set()

@@ -24,9 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from schemas.codec import DecodeError, default_codec
+from schemas.codec import DecodeError
 from schemas.records import StageName, WorkerStatus
 from streams.errors import UserError
+from streams.registry import codec_for
 from streams.settings import STAGES, Settings
 from streams.topics import WORKERS
 
@@ -188,6 +189,7 @@ class WorkerWatch:
         from streams.kafka import plain_consumer
 
         self._consumer: Consumer = plain_consumer(settings, [WORKERS])
+        self._codec = codec_for(settings.schema_registry_url)
         self._statuses: dict[str, WorkerStatus] = {}
 
     def close(self) -> None:
@@ -202,7 +204,7 @@ class WorkerWatch:
             if message is None or message.error() or message.value() is None:
                 continue
             with contextlib.suppress(DecodeError):
-                status = default_codec().decode(message.value())
+                status = self._codec.decode(message.value())
                 if isinstance(status, WorkerStatus):
                     self._statuses[status.worker_id] = status
 

@@ -25,6 +25,7 @@ from streams import topics
 from streams.core import Core, Emitter
 from streams.kafka import broker_credentials, broker_url, idempotent_producer_config
 from streams.outbox import Outbox, OutboxError
+from streams.registry import codec_for
 from streams.settings import Settings
 from streams.stage import Route, Stage
 from streams.transport import Transport
@@ -176,7 +177,7 @@ def create_app(settings: Settings) -> StreamsApp:
     Raises:
         ImportError: a stage's module cannot be imported; the message is the real cause.
     """
-    app = StreamsApp(settings, Codec())
+    app = StreamsApp(settings, codec_for(settings.schema_registry_url))
     for stage in settings.stages:
         import_module(_AGENT_MODULES[stage]).register(app)
     return app

@@ -23,9 +23,10 @@ import msgspec
 from connectors.recorder.framing import DEFAULT_FRAME_MS, Frame, frames_of, record_ms
 from connectors.recorder.producer import AudioProducer
 from connectors.recorder.session import Direction, EndReason, SessionInfo, SessionRecords, new_id, partition_of
-from schemas.codec import Codec, default_codec
+from schemas.codec import Codec
 from schemas.records import SAMPLE_RATE_HZ, Encoding, FlowRecord, FrameSpan
 from streams.errors import UserError
+from streams.registry import codec_for
 from streams.settings import Settings
 
 if TYPE_CHECKING:
@@ -348,7 +349,7 @@ class Recorder:
         self._realtime = realtime
         self._frame_ms = record_ms(frame_ms, gather=gather)
         self._keep_spans = keep_spans
-        self._producer = AudioProducer(settings, codec or default_codec())
+        self._producer = AudioProducer(settings, codec or codec_for(settings.schema_registry_url))
         self._changed = threading.Condition()
         self._numbers = count()
         # When each session is due; an entry counts only if it is its session's newest.

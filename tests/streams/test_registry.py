@@ -13,8 +13,8 @@ import pytest
 
 from schemas.codec import Codec, DecodeError, default_codec
 from schemas.records import Heartbeat
-from schemas.registry import ConfluentRegistry, RegistryError, codec_for
 from streams.errors import UserError
+from streams.registry import ConfluentRegistry, RegistryError, codec_for
 
 _RECORD = Heartbeat(channel_id="7", session_id="s", conversation_id="c", position_samples=16_000)
 _USER = "Basic YXNyOnNlc2FtZQ=="  # asr:sesame
