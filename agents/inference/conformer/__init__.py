@@ -1,0 +1,1 @@
+"""The streaming Conformer engine: WeNet's models, in torch, batch-first."""
