@@ -61,6 +61,9 @@ class Listener:
     traditional: NDArray[np.float32]
 
 
+_Channel = tuple[Listener, Track[np.float32]]
+
+
 class Detectors:
     """Decides hops, for all channels that have some.
 
@@ -127,7 +130,7 @@ class Detectors:
             return by_hop
         return min(by_hop, listener.next_window * self._neural.window_samples - self._neural.context_samples)
 
-    def decide(self, channels: Sequence[tuple[Listener, Track[np.float32]]]) -> list[NDArray[np.bool_]]:
+    def decide(self, channels: Sequence[_Channel]) -> list[NDArray[np.bool_]]:
         """Decide every hop that can be decided, and move the listeners past it.
 
         Args:
@@ -149,62 +152,63 @@ class Detectors:
             listener.next_hop += int(count)
         return decisions
 
-    def _judge(self, channels: Sequence[tuple[Listener, Track[np.float32]]], hops: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def _judge(self, channels: Sequence[_Channel], hops: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return the decisions of all channels' next hops, one channel after the other; ``hops`` falls."""
-        probability = self._listen_neural(channels, hops) if self._neural else None
-        traditional = self._listen_traditional(channels, hops) if self._traditional else None
+        probability = _listen_neural(self._neural, channels, hops) if self._neural else None
+        traditional = _listen_traditional(self._traditional, channels, hops) if self._traditional else None
         if probability is None:
             return traditional if traditional is not None else np.ones(int(hops.sum()), np.bool_)
         if traditional is None:
             return probability > EVEN
         return fuse(probability, traditional, self._confidence)
 
-    def _listen_traditional(self, channels: Sequence[tuple[Listener, Track[np.float32]]], hops: NDArray[np.intp]) -> NDArray[np.bool_]:
-        assert self._traditional is not None  # noqa: S101 - for the type checker
-        windows = []
-        for (listener, heard), count in zip(channels, hops, strict=True):
-            first = (listener.next_hop + 1) * HOP_SAMPLES - WINDOW_SAMPLES
-            audio = heard[first : first + (int(count) - 1) * HOP_SAMPLES + WINDOW_SAMPLES]
-            windows.append(sliding_window_view(audio, WINDOW_SAMPLES)[::HOP_SAMPLES])
-        states = np.stack([listener.traditional for listener, _ in channels])
-        speech, states = self._traditional(np.concatenate(windows), hops, states)
-        for (listener, _), state in zip(channels, states, strict=True):
-            listener.traditional = state
-        return speech
 
-    def _listen_neural(self, channels: Sequence[tuple[Listener, Track[np.float32]]], hops: NDArray[np.intp]) -> NDArray[np.float32]:
-        neural = self._neural
-        assert neural is not None  # noqa: S101 - for the type checker
-        windows = [self._windows(neural, listener, heard) for listener, heard in channels]
-        order = sorted(range(len(channels)), key=lambda index: -len(windows[index]))
-        states = np.stack([channels[index][0].neural for index in order])
-        said = [[channels[index][0].probability] for index in order]
-        for step in range(len(windows[order[0]])):
-            active = sum(len(windows[index]) > step for index in order)
-            batch = np.stack([windows[index][step] for index in order[:active]])
-            probabilities, states[:active] = neural(batch, states[:active])
-            for row, probability in enumerate(probabilities):
-                said[row].append(probability)
-        by_hop: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(channels)
-        for row, index in enumerate(order):
-            listener = channels[index][0]
-            middles = (listener.next_hop + np.arange(hops[index])) * HOP_SAMPLES + HOP_SAMPLES // 2
-            by_hop[index] = np.array(said[row], np.float32)[middles // neural.window_samples - (listener.next_window - 1)]
-            listener.neural = states[row]
-            listener.probability = said[row][-1]
-            listener.next_window += len(windows[index])
-        return np.concatenate(by_hop)
+def _listen_traditional(detector: Traditional, channels: Sequence[_Channel], hops: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return the traditional detector's decisions of all channels' next hops, and move its states."""
+    windows = []
+    for (listener, heard), count in zip(channels, hops, strict=True):
+        first = (listener.next_hop + 1) * HOP_SAMPLES - WINDOW_SAMPLES
+        audio = heard[first : first + (int(count) - 1) * HOP_SAMPLES + WINDOW_SAMPLES]
+        windows.append(sliding_window_view(audio, WINDOW_SAMPLES)[::HOP_SAMPLES])
+    states = np.stack([listener.traditional for listener, _ in channels])
+    speech, states = detector(np.concatenate(windows), hops, states)
+    for (listener, _), state in zip(channels, states, strict=True):
+        listener.traditional = state
+    return speech
 
-    @staticmethod
-    def _windows(neural: NeuralDetector, listener: Listener, heard: Track[np.float32]) -> NDArray[np.float32]:
-        """Return a channel's complete windows that were not heard yet, each with its context."""
-        first = listener.next_window * neural.window_samples
-        length = neural.context_samples + neural.window_samples
-        count = max(0, heard.end // neural.window_samples - listener.next_window)
-        if not count:
-            return np.zeros((0, length), np.float32)
-        audio = heard[first - neural.context_samples : first + count * neural.window_samples]
-        return sliding_window_view(audio, length)[:: neural.window_samples]
+
+def _listen_neural(detector: NeuralDetector, channels: Sequence[_Channel], hops: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return the neural detector's probabilities for all channels' next hops, and move its states past all complete windows."""
+    windows = [_new_windows(detector, listener, heard) for listener, heard in channels]
+    order = sorted(range(len(channels)), key=lambda index: -len(windows[index]))
+    states = np.stack([channels[index][0].neural for index in order])
+    said = [[channels[index][0].probability] for index in order]
+    for step in range(len(windows[order[0]])):
+        active = sum(len(windows[index]) > step for index in order)
+        batch = np.stack([windows[index][step] for index in order[:active]])
+        probabilities, states[:active] = detector(batch, states[:active])
+        for row, probability in enumerate(probabilities):
+            said[row].append(probability)
+    by_hop: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(channels)
+    for row, index in enumerate(order):
+        listener = channels[index][0]
+        middles = (listener.next_hop + np.arange(hops[index])) * HOP_SAMPLES + HOP_SAMPLES // 2
+        by_hop[index] = np.array(said[row], np.float32)[middles // detector.window_samples - (listener.next_window - 1)]
+        listener.neural = states[row]
+        listener.probability = said[row][-1]
+        listener.next_window += len(windows[index])
+    return np.concatenate(by_hop)
+
+
+def _new_windows(detector: NeuralDetector, listener: Listener, heard: Track[np.float32]) -> NDArray[np.float32]:
+    """Return a channel's complete windows that were not heard yet, each with its context."""
+    first = listener.next_window * detector.window_samples
+    length = detector.context_samples + detector.window_samples
+    count = max(0, heard.end // detector.window_samples - listener.next_window)
+    if not count:
+        return np.zeros((0, length), np.float32)
+    audio = heard[first - detector.context_samples : first + count * detector.window_samples]
+    return sliding_window_view(audio, length)[:: detector.window_samples]
 
 
 def _silero() -> NeuralDetector:

@@ -101,8 +101,9 @@ class Front:
             self._take(self._upsampler.push(samples))
 
     def silence(self, samples: int) -> None:
-        """Take silence in place of audio that never came."""
-        self.push(np.zeros(samples, np.float32), SAMPLE_RATE_HZ)
+        """Take silence in place of audio that never came; none of it changes nothing."""
+        if samples:
+            self.push(np.zeros(samples, np.float32), SAMPLE_RATE_HZ)
 
     def finish(self, heard_to_sample: int) -> None:
         """End the audio here: what filters still owe comes out, and silence is heard up to a position. Nothing can follow."""

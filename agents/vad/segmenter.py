@@ -15,10 +15,11 @@ The definition, with times as configured (defaults in brackets):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,18 +74,17 @@ class Rules:
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
-        """Return the rules as configured."""
+        """Return the rules as configured; where no detector decides, no segment is too short."""
         return cls(
             closing=settings.samples(settings.vad_closing_ms),
-            minimum=settings.samples(settings.vad_min_speech_ms),
+            minimum=settings.samples(settings.vad_min_speech_ms) if settings.vad != "off" else 0,
             preroll=settings.samples(settings.vad_preroll_ms),
             tail=settings.samples(settings.vad_tail_ms),
             cap=settings.samples(settings.vad_max_segment_ms),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, array_like=True):
     """Where a segmenter stands: all that it must know to go on.
 
     Attributes:
@@ -127,7 +127,7 @@ class Segmenter:
 
     def restart(self, floor: int) -> None:
         """Go on from audio that begins anew at a sample; no segment may be open."""
-        self.standing = replace(self.standing, floor=max(floor, self.standing.floor), cut=-1)
+        self.standing = msgspec.structs.replace(self.standing, floor=max(floor, self.standing.floor), cut=-1)
 
     @property
     def certain_end(self) -> int:
@@ -180,18 +180,18 @@ class Segmenter:
                 self._open(begin, events)
             cap = self.standing.start + self._rules.cap
             if end < cap:
-                self.standing = replace(self.standing, last_speech=end)
+                self.standing = msgspec.structs.replace(self.standing, last_speech=end)
                 return
-            self.standing = replace(self.standing, last_speech=cap)
+            self.standing = msgspec.structs.replace(self.standing, last_speech=cap)
             self._close("cap", events)
-            self.standing = replace(self.standing, cut=cap)
+            self.standing = msgspec.structs.replace(self.standing, cut=cap)
             begin = _hop_ceiling(cap)
 
     def _open(self, onset: int, events: list[Event]) -> None:
         now = self.standing
         rest = now.cut >= 0 and onset - now.cut < HOP_SAMPLES
         start = now.cut if rest else max(onset - self._rules.preroll, now.floor)
-        self.standing = replace(now, open=True, start=start, first_speech=onset, last_speech=onset, rest=rest, cut=-1)
+        self.standing = msgspec.structs.replace(now, open=True, start=start, first_speech=onset, last_speech=onset, rest=rest, cut=-1)
         events.append(Opened(now.segment, start))
 
     def _closes_at(self) -> int:

@@ -8,7 +8,6 @@ goes onto the flow is a function of the sequence of inputs; how they are spread 
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -21,8 +20,9 @@ from numpy.typing import NDArray
 
 from agents.vad.decode import bytes_per_sample, decode
 from agents.vad.detectors import Detectors, Listener
-from agents.vad.front import RATES_HZ, SETTLE_SAMPLES, Front
-from agents.vad.segmenter import Cancelled, Closed, CutReason, Event, Opened, Rules, Segmenter, Standing
+from agents.vad.front import RATES_HZ, SETTLE_SAMPLES, Front, Track
+from agents.vad.segmenter import Cancelled, Closed, CutReason, Event, Opened, Rules, Segmenter
+from agents.vad.snapshot import Memory, pack, unpack
 from agents.vad.traditional import HOP_SAMPLES
 from schemas.records import (
     SAMPLE_RATE_HZ,
@@ -43,10 +43,9 @@ from schemas.records import (
     Timeout,
 )
 from streams.core import Input, SessionKey, SessionState
-from streams.errors import UserError
 from streams.settings import Settings
 
-__all__ = ["CHUNK_HOPS", "LONGEST_FILLED_GAP_SAMPLES", "LOOKAHEAD_SAMPLES", "Session", "SnapshotError"]
+__all__ = ["CHUNK_HOPS", "LONGEST_FILLED_GAP_SAMPLES", "LOOKAHEAD_SAMPLES", "Session"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,16 +59,7 @@ LONGEST_FILLED_GAP_SAMPLES: Final = 20 * SAMPLE_RATE_HZ
 
 _US_PER_MS: Final = 1_000
 
-# What a snapshot holds, before the detectors' states as float32: version, flags; expected sample, where the audio began, last capture
-# in us, last append in ms, last offset; segment, next chunk; the segment's start, first and last speech, floor, cut; the listener's next
-# hop, next window and probability; lengths of the two states.
-_SNAPSHOT_VERSION: Final = 1
-_SNAPSHOT: Final = struct.Struct("<BB5q2i5q2qf2H")
-_STARTED, _HAS_AUDIO, _OPEN, _REST = 1, 2, 4, 8
-
-
-class SnapshotError(UserError, ValueError):
-    """A snapshot cannot be taken over; the message says why."""
+_Audio = Track[np.int16]
 
 
 @dataclass(slots=True)
@@ -108,8 +98,7 @@ class Session:
 
     def __init__(self, key: SessionKey, settings: Settings, detectors: Detectors) -> None:
         self.key: Final = key
-        #: Whether its SessionStart was seen, and whether its end was.
-        self.started = False
+        #: Whether its end was seen.
         self.over = False
         #: It moved to another worker: nothing is to be said of it any more.
         self.dropped = False
@@ -118,24 +107,25 @@ class Session:
 
         self._settings = settings
         self._detectors = detectors
-        self._denoise = settings.vad_denoise and settings.vad != "off"
-        self._rules = Rules.of(settings)
-        self._segmenter = Segmenter(self._rules)
+        self._segmenter = Segmenter(Rules.of(settings))
+        self._memory = Memory()
+        self._complaints: set[str] = set()
+
+        # The audio, where the detectors are with it, and the frames from which a restart could read it; none between audio.
         self._front: Front | None = None
         self._listener = detectors.start(0)
-        self._loaded: SessionState | None = None
-
-        self._expected = 0
-        self._front_start = 0
-        self._last_captured_us = 0
-        self._last_appended_ms = 0
-        self._last_offset = -1
-        self._next_chunk = 0
         self._kept: deque[_Kept] = deque()
+        # A state that was taken over, until the first input after its warm ones; and whether there was audio in it.
+        self._loaded: SessionState | None = None
         self._had_audio = False
 
         self._steps: list[_Step] = []
         self._first_hop = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether its SessionStart was seen."""
+        return self._memory.started
 
     # What the core does with it, in this order, until the inbox is empty.
 
@@ -153,9 +143,9 @@ class Session:
                 self._steps.append(step)
                 if step.ending == "gap":
                     continue  # the frame itself comes next, after what it ended
-                self._last_offset = cause.offset
+                self._memory.last_offset = cause.offset
                 if not isinstance(cause.record, Timeout):
-                    self._last_appended_ms = cause.appended_ms
+                    self._memory.last_appended_ms = cause.appended_ms
             self.inbox.popleft()
         self._first_hop = self._listener.next_hop
 
@@ -195,21 +185,13 @@ class Session:
         """Return its state after the inputs so far."""
         if self._loaded is not None:
             return self._loaded
-        standing, listener = self._segmenter.standing, self._listener
-        flags = _STARTED * self.started | _HAS_AUDIO * (self._front is not None) | _OPEN * standing.open | _REST * standing.rest
-        head = _SNAPSHOT.pack(
-            _SNAPSHOT_VERSION,
-            flags,
-            *(self._expected, self._front_start, self._last_captured_us, self._last_appended_ms, self._last_offset),
-            *(standing.segment, self._next_chunk),
-            *(standing.start, standing.first_speech, standing.last_speech, standing.floor, standing.cut),
-            *(listener.next_hop, listener.next_window, float(listener.probability)),
-            *(len(listener.neural), len(listener.traditional)),
+        self._memory.standing = self._segmenter.standing
+        next_offset = self._memory.last_offset + 1
+        return SessionState(
+            read_from_offset=self._kept[0].offset if self._kept else next_offset,
+            from_offset=next_offset,
+            state=pack(self._memory, self._listener if self._front is not None else None),
         )
-        states = np.concatenate([listener.neural, listener.traditional]).astype("<f4").tobytes()
-        next_offset = self._last_offset + 1
-        read_from = self._kept[0].offset if self._kept else next_offset
-        return SessionState(read_from_offset=read_from, from_offset=next_offset, state=head + (states if self._front else b""))
 
     def restore(self, loaded: SessionState) -> None:
         """Take over a state; the warm inputs that rebuild the audio follow.
@@ -217,34 +199,14 @@ class Session:
         Raises:
             SnapshotError: it was written by another version, or is damaged.
         """
-        state = loaded.state
-        if not state or state[0] != _SNAPSHOT_VERSION:
-            version = state[0] if state else "none"
-            raise SnapshotError(
-                f"The VAD's snapshot of session {self.key.session_id} has version {version}, and this program reads {_SNAPSHOT_VERSION}",
-                "Run the version that wrote it until its sessions have ended.",
-            )
-        try:
-            self._unpack(state)
-        except (struct.error, ValueError) as damage:
-            raise SnapshotError(f"The VAD's snapshot of session {self.key.session_id} is damaged: {damage}") from damage
+        self._memory, listener = unpack(loaded.state)
+        self._segmenter.standing = self._memory.standing
         self._loaded = loaded
-
-    def _unpack(self, state: bytes) -> None:
-        _, flags, *fields = _SNAPSHOT.unpack_from(state)
-        self._expected, self._front_start, self._last_captured_us, self._last_appended_ms, self._last_offset = fields[:5]
-        segment, self._next_chunk, start, first_speech, last_speech, floor, cut = fields[5:12]
-        next_hop, next_window, probability, neural_size, traditional_size = fields[12:]
-        self.started = bool(flags & _STARTED)
-        self._segmenter.standing = Standing(segment, bool(flags & _OPEN), start, first_speech, last_speech, bool(flags & _REST), floor, cut)
-        self._had_audio = bool(flags & _HAS_AUDIO)
-        states = np.frombuffer(state, "<f4", offset=_SNAPSHOT.size).astype(np.float32)
-        if len(states) != neural_size + traditional_size:
-            raise ValueError(f"it holds {len(states)} values of detectors instead of {neural_size + traditional_size}")
-        listener = Listener(next_hop, next_window, np.float32(probability), states[:neural_size], states[neural_size:])
-        self._listener = self._detectors.adopt(listener)
-        if self._listener is not listener:
-            _log.warning("Session %s goes on with other detectors than before: ASR_VAD has changed.", self.key.session_id)
+        self._had_audio = listener is not None
+        if listener is not None:
+            self._listener = self._detectors.adopt(listener)
+            if self._listener is not listener:
+                self._complain("it goes on with other detectors than before: ASR_VAD has changed")
 
     # Planning: what an input means.
 
@@ -253,15 +215,13 @@ class Session:
         frame = cause.record
         if not isinstance(frame, AudioFrame) or not self._had_audio:
             return
-        expected = self._front.end_sample if self._front else max(frame.position_samples, self._front_start)
+        expected = self._front.end_sample if self._front else max(frame.position_samples, self._memory.audio_start)
         start, samples = _new_audio(frame, expected)
         if not len(samples):
             return
-        if self._front is None:
-            self._front = self._new_front(start)
-        elif start > self._front.end_sample:
-            self._front.silence(start - self._front.end_sample)
-        self._push(cause, start, samples, frame.sample_rate_hz)
+        self._front = self._front or self._new_front(start)
+        self._front.silence(start - self._front.end_sample)
+        self._push(self._front, cause, start, samples)
 
     def _settle_in(self) -> None:
         """Check, after a restart, that the warm inputs have brought back all the audio that is needed."""
@@ -270,16 +230,14 @@ class Session:
         self._loaded = None
         if not self._had_audio:
             return
-        needed = max(self._front_start, min(self._needed()))
+        needed = max(self._memory.audio_start, min(self._needed()))
         front = self._front
-        if front and front.end_sample == self._expected and front.base_sample <= needed:
+        if front and front.end_sample == self._memory.expected and front.base_sample <= needed:
             return
-        _log.warning(
-            "Session %s: the audio before sample %d is gone from the log; silence stands for it.", self.key.session_id, self._expected
-        )
-        start = min(needed, self._expected)
+        self._complain(f"the audio before sample {self._memory.expected} is gone from the log; silence stands for it")
+        start = min(needed, self._memory.expected)
         self._front = self._new_front(start)
-        self._front.silence(self._expected - start)
+        self._front.silence(self._memory.expected - start)
 
     def _meaning(self, cause: Input) -> _Step:
         record = cause.record
@@ -294,14 +252,14 @@ class Session:
             step.after.append(record)
         elif isinstance(record, SessionEnd):
             self._finish("session_end", step)
-            if record.position_samples > self._expected:
+            if record.position_samples > self._memory.expected:
                 step.after.append(self._gap(cause, record.position_samples))
             step.after.append(record)
             self.over = True
         elif isinstance(record, Timeout):
-            if cause.appended_ms - self._last_appended_ms >= self._settings.session_lost_ms:
+            if cause.appended_ms - self._memory.last_appended_ms >= self._settings.session_lost_ms:
                 self._finish("timeout", step)
-                step.after.append(SessionEnd(**_identity(cause), position_samples=self._expected, reason="timeout"))
+                step.after.append(SessionEnd(**_identity(cause), position_samples=self._memory.expected, reason="timeout"))
                 self.over = True
         elif not isinstance(record, (SessionStart, Gap)):  # a start again says nothing; a gap shows in the next frame's position
             step.after.append(record)
@@ -310,70 +268,70 @@ class Session:
     def _take_first(self, record: FlowRecord, step: _Step) -> None:
         """Take a record other than a frame outside the session's life: only a start means anything."""
         if isinstance(record, SessionStart) and not self.over:
-            self.started = True
-            self._expected = record.position_samples
+            self._memory.started = True
+            self._memory.expected = record.position_samples
             step.after.append(record)
 
     def _take_frame(self, frame: AudioFrame, step: _Step) -> None:
         step.frame = _span(frame)
         if not self.started or self.over:
-            _log.warning("Session %s: audio outside the session's life is left out.", self.key.session_id)
+            self._complain("audio before its start or after its end is left out")
             return
         if frame.sample_rate_hz not in RATES_HZ:
-            _log.warning("Session %s: audio at %d Hz is left out; 8000 and 16000 are taken.", self.key.session_id, frame.sample_rate_hz)
+            self._complain(f"audio at {frame.sample_rate_hz} Hz is left out; 8000 and 16000 are taken")
             return
-        start, samples = _new_audio(frame, self._expected)
+        start, samples = _new_audio(frame, self._memory.expected)
         if not len(samples):
             return
-        missing = start - self._expected
+        missing = start - self._memory.expected
         if missing > LONGEST_FILLED_GAP_SAMPLES and self._front is not None:
             self._finish("gap", step)
             step.frame = None
             return
         if missing:
             step.before.append(self._gap(step.cause, start))
-        if self._front is None:
-            self._start_audio(start)
-        elif missing:
-            self._front.silence(missing)
-        self._last_captured_us = frame.stamps.captured_us
-        self._expected = self._push(step.cause, start, samples, frame.sample_rate_hz)
+        front = self._front or self._start_audio(start)
+        front.silence(start - front.end_sample)
+        self._push(front, step.cause, start, samples)
+        self._memory.last_captured_us = frame.stamps.captured_us
+        self._memory.expected = front.end_sample
 
-    def _push(self, cause: Input, start: int, samples: NDArray[np.float32], sample_rate_hz: int) -> int:
-        """Give the front new audio, remember where it came from, and return where it ends."""
-        front = self._front
-        assert front is not None  # noqa: S101 - for the type checker
-        if not self._kept or cause.record.position_samples == start:
+    def _push(self, front: Front, cause: Input, start: int, samples: NDArray[np.float32]) -> None:
+        """Give a front the new part of a frame, and remember that a restart could read from there."""
+        frame = cause.record
+        assert isinstance(frame, AudioFrame)  # noqa: S101 - for the type checker
+        if not self._kept or frame.position_samples == start:
             self._kept.append(_Kept(cause.offset, start))
-        front.push(samples, sample_rate_hz)
-        return front.end_sample
+        front.push(samples, frame.sample_rate_hz)
 
     def _new_front(self, start: int) -> Front:
-        return Front(start, denoise=self._denoise, lookback_samples=self._detectors.lookback_samples)
+        denoise = self._settings.vad_denoise and self._settings.vad != "off"
+        return Front(start, denoise=denoise, lookback_samples=self._detectors.lookback_samples)
 
-    def _start_audio(self, start: int) -> None:
+    def _start_audio(self, start: int) -> Front:
         self._front = self._new_front(start)
-        self._front_start = start
+        self._memory.audio_start = start
         self._listener = self._detectors.start(self._front.base_sample)
         self._segmenter.restart(start)
+        return self._front
 
     def _finish(self, reason: CutReason, step: _Step) -> None:
         """End the audio: all that was heard is decided, as if silence followed."""
         step.ending = reason
         if self._front is not None:
-            self._front.finish(self._detectors.needed_samples(self._expected))
+            self._front.finish(self._detectors.needed_samples(self._memory.expected))
 
     def _is_idle(self, heartbeat: Heartbeat) -> bool:
         """Return whether the recorder lives but has sent no audio for long, by its own clock."""
-        silent_us = heartbeat.stamps.captured_us - self._last_captured_us
-        return self._front is not None and self._last_captured_us > 0 and silent_us >= self._settings.session_idle_ms * _US_PER_MS
+        silent_us = heartbeat.stamps.captured_us - self._memory.last_captured_us
+        return self._front is not None and self._memory.last_captured_us > 0 and silent_us >= self._settings.session_idle_ms * _US_PER_MS
 
     # Following: what comes of it.
 
     def _follow(self, step: _Step, first_hop: int, decisions: NDArray[np.bool_], said: list[SessionRecord]) -> None:
         said.extend(step.before)
         if self._front is not None:
-            said.extend(self._segments(step, first_hop, decisions))
+            said.extend(self._segments(step, first_hop, decisions, self._front.original))
         if step.ending:
             self._front = None
             self._kept.clear()
@@ -381,44 +339,42 @@ class Session:
         if step.frame is not None:
             self._answer(step.cause, step.frame, said)
 
-    def _segments(self, step: _Step, first_hop: int, decisions: NDArray[np.bool_]) -> Iterator[SessionRecord]:
+    def _segments(self, step: _Step, first_hop: int, decisions: NDArray[np.bool_], audio: _Audio) -> Iterator[SessionRecord]:
         events = self._segmenter.advance(first_hop, decisions)
         if step.ending:
             events += self._segmenter.finish(step.original_to, step.ending)
         identity = _identity(step.cause)
         for event in events:
-            yield from self._records(event, identity)
+            yield from self._records(event, audio, identity)
         standing = self._segmenter.standing
         if standing.open:
             to = min(step.original_to, self._segmenter.certain_end)
-            yield from self._chunks(standing.segment, standing.start, to, identity, last=False)
+            yield from self._chunks(standing.segment, standing.start, to, audio, identity, last=False)
 
-    def _records(self, event: Event, identity: dict[str, Any]) -> Iterator[SessionRecord]:
+    def _records(self, event: Event, audio: _Audio, identity: dict[str, Any]) -> Iterator[SessionRecord]:
         match event:
             case Opened(segment, start):
-                self._next_chunk = 0
+                self._memory.next_chunk = 0
                 yield SegmentStart(**identity, position_samples=start, segment=segment)
             case Closed(segment, start, end, reason):
-                yield from self._chunks(segment, start, end, identity, last=True)
+                yield from self._chunks(segment, start, end, audio, identity, last=True)
                 yield SegmentEnd(**identity, position_samples=end, segment=segment, start_sample=start, reason=reason)
             case Cancelled(segment, start, speech_end, end):
-                yield from self._chunks(segment, start, end, identity, last=False)
+                yield from self._chunks(segment, start, end, audio, identity, last=False)
                 yield SegmentCancelled(**identity, position_samples=speech_end, segment=segment, start_sample=start)
 
-    def _chunks(self, segment: int, start: int, to: int, identity: dict[str, Any], *, last: bool) -> Iterator[SpeechChunk]:
+    def _chunks(self, segment: int, start: int, to: int, audio: _Audio, identity: dict[str, Any], *, last: bool) -> Iterator[SpeechChunk]:
         """Yield the chunks that are due: whole ones that lie before a sample with their lookahead, and if it is the end, what is left."""
-        assert self._front is not None  # noqa: S101 - for the type checker
         while True:
-            begin = start + self._next_chunk * _CHUNK_SAMPLES
+            begin = start + self._memory.next_chunk * _CHUNK_SAMPLES
             whole = begin + _CHUNK_SAMPLES + LOOKAHEAD_SAMPLES
             if begin >= to or (whole > to and not last):
                 return
-            pcm = self._front.original[begin : min(whole, to)]
+            pcm = audio[begin : min(whole, to)].astype("<i2").tobytes()
             hops = min(CHUNK_HOPS, -(-(to - begin) // HOP_SAMPLES))
-            yield SpeechChunk(
-                **identity, position_samples=begin, segment=segment, chunk=self._next_chunk, hops=hops, pcm=pcm.astype("<i2").tobytes()
-            )
-            self._next_chunk += 1
+            number = self._memory.next_chunk
+            yield SpeechChunk(**identity, position_samples=begin, segment=segment, chunk=number, hops=hops, pcm=pcm)
+            self._memory.next_chunk += 1
 
     def _answer(self, cause: Input, frame: FrameSpan, said: list[SessionRecord]) -> None:
         """See that a frame is answered once: by the decoder if it brought it anything, or lies in a segment; else here, as silence."""
@@ -436,9 +392,15 @@ class Session:
 
     def _gap(self, cause: Input, resumed_at: int) -> Gap:
         """Return the gap between what was expected and a sample, from which it goes on."""
-        gap = Gap(**_identity(cause), position_samples=self._expected, missing_samples=resumed_at - self._expected)
-        self._expected = resumed_at
+        gap = Gap(**_identity(cause), position_samples=self._memory.expected, missing_samples=resumed_at - self._memory.expected)
+        self._memory.expected = resumed_at
         return gap
+
+    def _complain(self, what: str) -> None:
+        """Log something odd, once."""
+        if what not in self._complaints:
+            self._complaints.add(what)
+            _log.warning("Session %s: %s.", self.key.session_id, what)
 
     # What is kept.
 
@@ -448,7 +410,7 @@ class Session:
         hop = self._listener.next_hop
         original = self._segmenter.earliest_start(hop)
         if standing.open:
-            original = min(original, standing.start + self._next_chunk * _CHUNK_SAMPLES)
+            original = min(original, standing.start + self._memory.next_chunk * _CHUNK_SAMPLES)
         return original, self._detectors.needed_from_sample(self._listener)
 
     def _forget(self) -> None:

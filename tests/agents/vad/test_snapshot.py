@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agents.vad.detectors import Listener
+from agents.vad.segmenter import Standing
+from agents.vad.snapshot import VERSION, Memory, SnapshotError, pack, unpack
+
+samples = st.integers(0, 2**62)
+memories = st.builds(
+    Memory,
+    started=st.booleans(),
+    expected=samples,
+    audio_start=samples,
+    last_captured_us=samples,
+    last_appended_ms=samples,
+    last_offset=st.integers(-1, 2**62),
+    next_chunk=st.integers(0, 100),
+    standing=st.builds(Standing, segment=samples, open=st.booleans(), start=samples, rest=st.booleans(), cut=st.integers(-1, 2**62)),
+)
+floats = st.floats(width=32, allow_nan=False)
+vectors = hnp.arrays(np.float32, st.integers(0, 260), elements=floats)
+listeners = st.none() | st.builds(Listener, samples, samples, floats.map(np.float32), vectors, vectors)
+
+
+@given(memories, listeners)
+def test_a_snapshot_comes_back_to_the_bit(memory, listener):
+    back, heard = unpack(pack(memory, listener))
+    assert back == memory
+    if listener is None or heard is None:
+        assert heard is listener
+        return
+    assert (heard.next_hop, heard.next_window) == (listener.next_hop, listener.next_window)
+    assert heard.probability.tobytes() == listener.probability.tobytes()
+    assert heard.neural.tobytes() == listener.neural.tobytes()
+    assert heard.traditional.tobytes() == listener.traditional.tobytes()
+
+
+def test_two_snapshots_fit_into_a_partition():
+    listener = Listener(2**40, 2**40, np.float32(0.5), np.ones(256, np.float32), np.ones(32, np.float32))
+    many = 2**60
+    memory = Memory(True, many, many, many, many, many, many, Standing(many, True, many, many, many, True, many, many))
+    # 4,096 bytes of base64 hold 3,072.
+    assert len(pack(memory, listener)) <= 1_300
+
+
+@given(memories, st.data())
+def test_a_damaged_snapshot_is_refused(memory, data):
+    state = pack(memory, None)
+    cut = data.draw(st.integers(1, len(state) - 1))
+    with pytest.raises(SnapshotError, match="is damaged"):
+        unpack(state[:cut])
+    with pytest.raises(SnapshotError, match="is damaged"):
+        unpack(state + b"\x00")
+
+
+@pytest.mark.parametrize("state", [b"", bytes([VERSION + 1]), b"\x00abc"])
+def test_another_version_is_refused_with_a_remedy(state):
+    with pytest.raises(SnapshotError, match=f"this program reads {VERSION}. Run the version that wrote it"):
+        unpack(state)
