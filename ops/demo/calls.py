@@ -267,16 +267,13 @@ class _Deck:
         self._left: list[Clip] = []
 
     def draw(self, room_samples: int) -> Clip | None:
-        """Return the next clip that fits, or None if none does."""
+        """Return the next clip that fits, or None if none of those left does: nobody says the same twice in a row."""
         if not self._left:
             self._left = [self._all[index] for index in self._rng.permutation(len(self._all))]
-        for choice in (self._left, self._all):
-            for clip in choice:
-                if len(read_clip(clip.file)) <= room_samples:
-                    if choice is self._left:
-                        self._left.remove(clip)
-                    return clip
-        return None
+        clip = next((clip for clip in self._left if len(read_clip(clip.file)) <= room_samples), None)
+        if clip is not None:
+            self._left.remove(clip)
+        return clip
 
 
 def _samples(seconds: float) -> int:

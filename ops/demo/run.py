@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,11 +15,12 @@ from rich.console import Console
 from rich.live import Live
 
 from connectors.recorder.recorder import Recorder
-from connectors.results import Change, Received, Results, ResultsConsumer, to_ms
+from connectors.results import Received, Results, ResultsConsumer
 from ops.demo.player import Played, Player
 from ops.demo.view import ChannelView, channel_table, final_line, lost_lines, summary_lines
 from ops.measure import Measurement, Report, word_errors
 from ops.processes import System
+from schemas.records import Transcript
 from streams.errors import UserError
 from streams.settings import Settings
 from streams.topics import COVERAGE, PARTIALS, SESSIONS, TRANSCRIPTS
@@ -30,6 +32,8 @@ _TICK_S: Final = 0.25
 #: After the calls: as long as something still comes, it is waited for; 15 s outlast a restart of the engine.
 _QUIET_S: Final = 15.0
 _CAUGHT_UP_TIMEOUT_S: Final = 30.0
+#: More finals than come between two ticks.
+_LINES: Final = 1_000
 
 
 class Listener:
@@ -39,7 +43,7 @@ class Listener:
         lock: held while records are taken.
         measured: the measurement.
         results: the views.
-        finals: finals in the order of reading, for whoever prints them.
+        lines: the newest finals as lines, for whoever prints them.
         heard_at_s: when the last record came, on the monotonic clock.
     """
 
@@ -47,7 +51,7 @@ class Listener:
         self.lock = threading.Lock()
         self.measured = Measurement()
         self.results = Results()
-        self.finals: queue.SimpleQueue[Change] = queue.SimpleQueue()
+        self.lines: deque[str] = deque(maxlen=_LINES)
         self.heard_at_s = time.monotonic()
         self._caught_up = threading.Event()
         self._failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
@@ -85,8 +89,8 @@ class Listener:
             for record, arrived_us in received:
                 self.measured.take(record, arrived_us)
                 change = self.results.apply(record, arrived_us)
-                if change is not None and change.kind == "final":
-                    self.finals.put(change)
+                if change is not None and change.kind == "final" and isinstance(change.record, Transcript) and change.record.text:
+                    self.lines.append(final_line(change.session, change.record))
 
 
 class _Run:
@@ -190,9 +194,8 @@ class _Run:
             return channel_table(views, time.time_ns() // 1_000, title)
 
     def _print_finals(self) -> None:
-        while not self._listener.finals.empty():
-            change = self._listener.finals.get()
-            self._console.print(final_line(change.session, change.record.text, to_ms(change.record.position_samples)), markup=False)  # type: ignore[attr-defined]
+        while self._listener.lines:
+            self._console.print(self._listener.lines.popleft(), markup=False)
 
 
 def run_demo(

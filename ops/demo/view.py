@@ -11,7 +11,7 @@ from rich.text import Text
 
 from connectors.results import SessionView, quantile
 from ops.measure import Latency, LostSpan, Report
-from schemas.records import SAMPLE_RATE_HZ
+from schemas.records import SAMPLE_RATE_HZ, Transcript
 
 __all__ = ["ChannelView", "channel_table", "final_line", "lost_lines", "summary_lines"]
 
@@ -72,10 +72,10 @@ def _newest_text(session: SessionView | None) -> Text:
     return text
 
 
-def final_line(session: SessionView, text: str, start_ms: int) -> str:
-    """Return a final as a line of its own."""
-    minutes, seconds = divmod(start_ms // 1_000, 60)
-    return f"{minutes:02d}:{seconds:02d}  channel {session.channel_id} {session.party}: {text}"
+def final_line(session: SessionView, final: Transcript) -> str:
+    """Return a final as a line of its own, with when it was said."""
+    minutes, seconds = divmod(final.position_samples // SAMPLE_RATE_HZ, 60)
+    return f"{minutes:02d}:{seconds:02d}  channel {session.channel_id} {session.party}: {final.text}"
 
 
 def summary_lines(report: Report) -> list[str]:

@@ -78,8 +78,9 @@ def test_states_and_long_texts() -> None:
 
 def test_a_final_as_a_line() -> None:
     results = Results()
-    results.apply(transcript("Hi.", 0), NOW_US)
-    assert final_line(results.sessions["s"], "Hi.", 61_000).startswith("01:01  channel 7")
+    said = transcript("Hi [there].", 61)
+    results.apply(said, NOW_US)
+    assert final_line(results.sessions["s"], said) == "01:01  channel 7 : Hi [there]."
 
 
 def test_the_summary_says_what_was_measured_and_what_was_not() -> None:
