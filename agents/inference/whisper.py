@@ -20,12 +20,14 @@ With no more than 2 s behind the speech whatever its length, half the words are 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -265,6 +267,16 @@ _FIRST_COST_S: Final = 0.15
 _COST_SMOOTHING: Final = 0.1
 
 
+#: How far decoding steps back (``nice``): on a machine with few processors, audio is to be taken on time, whatever is being decoded.
+_NICE: Final = 3
+
+
+def _yield_to_others() -> None:
+    """Let this thread, and those that it starts, go behind all others of the machine."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
 @dataclass(slots=True, eq=False)
 class _Segment:
     opening: Opening
@@ -312,9 +324,10 @@ class WhisperEngine:
     ) -> None:
         self.model_digest = model_digest or digest_of(Path(folder))
         self.finals_lanes = workers
-        self._decoder = WhisperDecoder(Path(folder), threads=threads, workers=workers)
-        # The first decoding of a process takes longer; better now than when somebody speaks.
-        self._decoder.final(np.zeros(SAMPLE_RATE_HZ, dtype=np.float32), self._decoder.known_language(language))
+        with ThreadPoolExecutor(1, initializer=_yield_to_others) as loader:
+            self._decoder = loader.submit(WhisperDecoder, Path(folder), threads=threads, workers=workers).result()
+            # The first decoding of a process takes longer; better now than when somebody speaks.
+            loader.submit(self._decoder.final, np.zeros(SAMPLE_RATE_HZ, dtype=np.float32)).result()
         self._language = language
         self._workers = workers
         self._interval_s = partial_interval_ms / 1_000
@@ -401,7 +414,7 @@ class WhisperEngine:
     def _language_of(self, segment: _Segment) -> str:
         return self._decoder.known_language(segment.opening.language) or self._decoder.known_language(self._language)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
         """Count a decoding that partials must leave room for."""
         with self._lock:
@@ -416,6 +429,7 @@ class WhisperEngine:
     # ------------------------------------------------------------------ partials
 
     def _decode_partials(self) -> None:
+        _yield_to_others()
         while (segment := self._next_due()) is not None:
             with self._lock:
                 audio = segment.audio()
