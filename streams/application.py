@@ -18,11 +18,13 @@ from typing import Any, Final
 import faust
 from faust.app.base import BootStrategy
 from faust.types import TP
+from prometheus_client import start_http_server
 
 from schemas.codec import Codec
 from schemas.records import WorkerStatus
-from streams import topics
+from streams import metrics, topics
 from streams.core import Core, Emitter
+from streams.errors import UserError
 from streams.kafka import broker_credentials, broker_url, idempotent_producer_config
 from streams.outbox import Outbox, OutboxError
 from streams.registry import codec_for
@@ -114,6 +116,8 @@ class StreamsApp(faust.App):
     async def on_start(self) -> None:
         """Make the stages ready before the group is joined: a cold worker must not be given partitions."""
         await super().on_start()
+        if self.settings.metrics_port:
+            self._serve_metrics(self.settings.metrics_port)
         self.outbox.start()
         for stage in self.stages:
             await stage.start()
@@ -146,6 +150,13 @@ class StreamsApp(faust.App):
     def _new_transport(self) -> Transport:
         return Transport(self.conf.broker_consumer, self)
 
+    def _serve_metrics(self, port: int) -> None:
+        try:
+            start_http_server(port)
+        except OSError as taken:
+            cause = f"Metrics cannot be served on port {port} ({taken.strerror})"
+            raise UserError(cause, "Choose another ASR_METRICS_PORT; 0 is none.") from taken
+
     async def _report_status(self) -> None:
         while not self.should_stop:
             self._publish_status("running")
@@ -153,6 +164,9 @@ class StreamsApp(faust.App):
 
     def _publish_status(self, state: Any) -> None:
         settings = self.settings
+        for stage in self.stages:
+            metrics.OPEN_INPUTS.labels(stage.route.stage).set(stage.open_inputs)
+            metrics.SESSIONS.labels(stage.route.stage).set(stage.session_count)
         status = WorkerStatus(
             worker_id=settings.worker_name,
             host=socket.gethostname(),

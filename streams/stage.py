@@ -257,6 +257,8 @@ class Stage(Service, Emitter):
         """Settle an input once what was emitted for it is acknowledged."""
         tenure = cast("Tenure", cause.tenure)
         if tenure.alive and not cause.warm:
+            # A final that came late may have ended a session that the last captured state still holds.
+            tenure.dirty = True
             self._release(tenure, cause.offset)
 
     def _send(self, tenure: Tenure, offset: int, topic: Topic, record: SessionRecord) -> None:

@@ -14,6 +14,7 @@ from streams.application import create_app
 from streams.checkpoint import Snapshot
 from streams.kafka import plain_consumer
 from streams.settings import Settings
+from streams.stage import Stage
 from streams.tenure import Tenure
 from streams.topic_admin import ensure_topics
 from streams.topics import Topic
@@ -28,8 +29,18 @@ Feed = Callable[[Sequence[Record | bytes]], Awaitable[None]]
 class Fed:
     """A stage that was fed: what it said lies on the topics."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stage: Stage, tenure: Tenure) -> None:
         self._settings = settings
+        self._stage = stage
+        self._tenure = tenure
+
+    def captured(self) -> Snapshot:
+        """Return the state that the stage would commit now."""
+        self._tenure.candidate = None
+        self._stage._capture(0.0)
+        assert self._tenure.candidate is not None, "the stage sees no reason to commit what changed"
+        snapshot, _ = self._tenure.candidate
+        return snapshot
 
     async def said(self, topic: Topic, count: int) -> list[Record]:
         """Return the records on a topic once there are that many."""
@@ -76,7 +87,7 @@ def stage_fed_with(settings: Settings) -> Callable[..., AsyncIterator[Fed]]:
             await asyncio.sleep(0.02)
         assert tenure.frontier.settled_to == len(records), "some inputs were never settled"
         try:
-            yield Fed(own)
+            yield Fed(own, stage, tenure)
         finally:
             await stage.stop()
             app.outbox.stop()

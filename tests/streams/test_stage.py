@@ -10,9 +10,11 @@ import base64
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -384,3 +386,21 @@ def test_sessions_that_outgrow_the_allowed_metadata_stop_the_worker_with_what_to
     worker = workers.start(ASR_SNAPSHOT_MAX_BYTES="512")
     assert worker.wait(PATIENCE_S) != 0
     assert "raise offset.metadata.max.bytes" in workers.log(0)
+
+
+def test_a_worker_serves_its_metrics_where_it_is_told_to(settings: Settings, workers: Workers, speech: Listener) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    calls = Calls(settings, sessions=2)
+    workers.start(ASR_METRICS_PORT=str(port))
+    calls.speak(5)
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == 2, "the end of all sessions")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    assert 'asr_inputs_total{stage="vad"} 14.0' in text
+    assert 'asr_outputs_total{record="SpeechChunk",stage="vad"} 10.0' in text
+    taken = workers.start(ASR_METRICS_PORT=str(port))
+    assert taken.wait(PATIENCE_S) != 0
+    assert "Choose another ASR_METRICS_PORT" in workers.log(1)
