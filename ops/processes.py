@@ -287,8 +287,8 @@ class System:
     def __enter__(self) -> Self:
         try:
             self._start()
-        except BaseException:
-            self.keep_logs = True
+        except BaseException as error:
+            self.keep_logs |= isinstance(error, Exception)
             self.stop()
             raise
         return self

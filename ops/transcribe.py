@@ -136,7 +136,7 @@ def transcribe(
     for reason in refused:
         people.print(f"asr: {reason}", style="red", markup=False)
     if sources:
-        _check_output(format_, output, len({source.path for source in sources}))
+        _check_output(format_, output, json_file, len({source.path for source in sources}))
         texts = _transcribed(sources, settings, wishes, people, language=language, engine_wished=engine)
         _write(texts, format_, output)
         if json_file is not None:
@@ -414,12 +414,13 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _check_output(format_: Format, output: Path | None, files: int) -> None:
+def _check_output(format_: Format, output: Path | None, json_file: Path | None, files: int) -> None:
     """Refuse what would come out useless, before any work is done."""
     if format_ in {Format.SRT, Format.VTT} and files > 1 and (output is None or not output.is_dir()):
         raise UserError(f"Subtitles of {files} files do not go into one", "Name an existing folder with --output.")
-    if output is not None and not output.is_dir() and not output.absolute().parent.is_dir():
-        raise UserError(f"There is no folder {output.absolute().parent}", "Make it, or choose another --output.")
+    for file, option in ((output, "--output"), (json_file, "--json")):
+        if file is not None and not file.is_dir() and not file.absolute().parent.is_dir():
+            raise UserError(f"There is no folder {file.absolute().parent}", f"Make it, or choose another {option}.")
 
 
 def _write(texts: Sequence[ChannelText], format_: Format, output: Path | None) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from streams.errors import UserError
+
 __all__ = ["demo"]
 
 _EXIT_LOST: Final = 1
@@ -50,6 +52,9 @@ def demo(
     from streams.settings import load_settings
 
     to_stdout = str(json_file) == "-"
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        # Found out before the run, not after it.
+        raise UserError(f"There is no folder {json_file.absolute().parent}", "Make it, or choose another file for --json.")
     console = Console(stderr=to_stdout, highlight=False, soft_wrap=True)
     wishes: dict[str, Any] = {"engine": engine, "gateway_port": port}
     wishes = {name: wish for name, wish in wishes.items() if wish is not None}

@@ -101,7 +101,7 @@ class _Run:
         self._listener = listener
         self._console = console
         self._quiet = quiet
-        self._channels: dict[str, Played] = {}
+        self._channels: dict[str, list[Played]] = {}
         self._open: list[Played] = []
 
     def announce(self, played: Played) -> None:
@@ -132,14 +132,23 @@ class _Run:
         self._system.check()
         self._listener.check()
         now_us = time.time_ns() // 1_000
-        for played in self._open:
-            if played.playback.started_us <= now_us:
-                self._channels[played.channel_id] = played
         with self._listener.lock:
+            for played in self._open:
+                if played.playback.started_us <= now_us:
+                    self._show(played)
             for played in self._open:
                 if played.playback.done():
                     self._settle(played)
         self._open = [played for played in self._open if not played.playback.done()]
+
+    def _show(self, played: Played) -> None:
+        """Show a session on its channel; the one before it may still be finished, those before that are forgotten."""
+        shown = self._channels.setdefault(played.channel_id, [])
+        if played not in shown:
+            shown.append(played)
+            for old in shown[:-2]:
+                self._listener.results.forget(old.session_id)
+            del shown[:-2]
 
     def _settle(self, played: Played) -> None:
         """Tell the measurement what the recorder has sent of a call that is over."""
@@ -190,7 +199,8 @@ class _Run:
     def _table(self, title: str) -> Any:
         with self._listener.lock:
             sessions = self._listener.results.sessions
-            views = [ChannelView(channel, played.party.name, sessions.get(played.session_id)) for channel, played in self._channels.items()]
+            newest = [shown[-1] for shown in self._channels.values()]
+            views = [ChannelView(played.channel_id, played.party.name, sessions.get(played.session_id)) for played in newest]
             return channel_table(views, time.time_ns() // 1_000, title)
 
     def _print_finals(self) -> None:

@@ -98,12 +98,14 @@ class TestOutput:
 
     def test_subtitles_of_several_files_need_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="existing folder"):
-            _check_output(Format.VTT, tmp_path / "all.vtt", 2)
-        _check_output(Format.VTT, tmp_path, 2)
+            _check_output(Format.VTT, tmp_path / "all.vtt", None, 2)
+        _check_output(Format.VTT, tmp_path, None, 2)
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no folder"):
-            _check_output(Format.TEXT, tmp_path / "no" / "x.txt", 1)
+            _check_output(Format.TEXT, tmp_path / "no" / "x.txt", None, 1)
+        with pytest.raises(UserError, match="--json"):
+            _check_output(Format.TEXT, None, tmp_path / "no" / "x.json", 1)
 
 
 #: Name, content: nothing in them can be heard.
