@@ -1,7 +1,7 @@
 """Reads a WeNet model directory as WeNet leaves it: ``train.yaml``, ``final.pt``, ``units.txt`` and, where there is one, ``global_cmvn``.
 
-Paths inside ``train.yaml`` are those of the machine that trained; the files of the same kind beside it are taken instead. What the model cannot do here is
-refused by the name of its key, never guessed at.
+Paths inside ``train.yaml`` are those of the machine that trained; the files of the same kind beside it are taken instead. What the model
+cannot do here is refused by the name of its key, never guessed at.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def read_units(path: Path) -> tuple[str, ...]:
         rows = [line.rsplit(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
-    if [row[-1] for row in rows] != [str(number) for number in range(len(rows))] or any(len(row) != 2 for row in rows):  # noqa: PLR2004
+    if [row[-1] for row in rows] != [str(number) for number in range(len(rows))] or any(len(row) != 2 for row in rows):
         raise ModelError(f"{path} must hold a token and its number on each line, counted from 0")
     return tuple(row[0] for row in rows)
 
@@ -222,12 +222,16 @@ def load_model(directory: Path) -> LoadedModel:
             raise ModelError(f"cmvn is {config['cmvn']!r}, but {cmvn} is missing and {WEIGHTS_FILE} has no statistics")
     # Position tables may be left out: they are the same in every model of a size.
     expected = model.state_dict()
-    missing = [name for name in expected if name not in state and not name.endswith((".pe", "num_batches_tracked", "global_cmvn.mean", "global_cmvn.istd"))]
+    missing = [
+        name
+        for name in expected
+        if name not in state and not name.endswith((".pe", "num_batches_tracked", "global_cmvn.mean", "global_cmvn.istd"))
+    ]
     unknown = [name for name in state if name not in expected]
     misshapen = [name for name in state if name in expected and state[name].shape != expected[name].shape]
     for names, problem in ((missing, "lacks"), (unknown, "has, beyond this model,"), (misshapen, f"does not fit {CONFIG_FILE} in")):
         if names:
-            raise ModelError(f"{directory / WEIGHTS_FILE} {problem} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}")  # noqa: PLR2004
+            raise ModelError(f"{directory / WEIGHTS_FILE} {problem} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}")
     model.load_state_dict(state, strict=False)
     model.eval().requires_grad_(False)
     bpe_model = next(iter(sorted(directory.glob("*.model"))), None)

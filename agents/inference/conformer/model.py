@@ -1,17 +1,18 @@
 """WeNet's streaming Conformer: encoder, CTC head and attention decoders, with WeNet's parameter names.
 
-Two ways through the encoder give the same output. ``forward`` takes whole utterances and hides from each frame what its block could not know yet (training, and
-catching up). ``step`` takes one block of each of many sessions, whatever their age, and carries what they need to know of the past in an `EncoderState` of
-fixed shape.
+Two ways through the encoder give the same output. ``forward`` takes whole utterances and hides from each frame what its block could not
+know yet (training, and finals). ``step`` takes one block of each of many sessions, whatever their age, and carries what they need to know
+of the past in an `EncoderState` of fixed shape. Both are written to be read against WeNet; ``streaming.py`` does the same as ``step``,
+faster.
 
-Time in the encoder is counted in *encoder frames* of 40 ms (four feature frames of 10 ms). One block of C encoder frames reads ``4 * C + 3`` feature frames, the last
-three of which the next block reads again.
+Time in the encoder is counted in *encoder frames* of 40 ms (four feature frames of 10 ms). One block of C encoder frames reads
+``4 * C + 3`` feature frames, the last three of which the next block reads again.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 import msgspec
 import torch
@@ -110,7 +111,8 @@ def encoder_frames(feature_frames: Tensor) -> Tensor:
 def block_mask(frames: int, block_frames: int, left_blocks: int, device: torch.device | None = None) -> Tensor:
     """Return which frames each frame may look at: (frames, frames) bool.
 
-    A frame sees its own block to the end and ``left_blocks`` before it (all, if negative). ``block_frames`` of 0 or less means the whole utterance.
+    A frame sees its own block to the end and ``left_blocks`` before it (all, if negative). ``block_frames`` of 0 or less means the whole
+    utterance.
 
     >>> block_mask(5, 2, 1).int().tolist()
     [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
@@ -133,7 +135,8 @@ def position_table(positions: int, size: int) -> Tensor:
 
 
 def _activation(name: str) -> nn.Module:
-    return {"swish": nn.SiLU, "relu": nn.ReLU, "gelu": nn.GELU}[name]()
+    activations: dict[str, type[nn.Module]] = {"swish": nn.SiLU, "relu": nn.ReLU, "gelu": nn.GELU}
+    return activations[name]()
 
 
 class GlobalCmvn(nn.Module):
@@ -165,7 +168,8 @@ class PositionalEncoding(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Add positions from 0 to (B, T, size)."""
-        return self.dropout(inputs * self.scale + self.pe[:, : inputs.size(1)])
+        encoded: Tensor = self.dropout(inputs * self.scale + self.pe[:, : inputs.size(1)])
+        return encoded
 
 
 class Subsampling(nn.Module):
@@ -181,7 +185,8 @@ class Subsampling(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Turn (B, T, mel) into (B, (T - 3) // 4, size)."""
         maps = self.conv(features[:, None])
-        return self.pos_enc.dropout(self.out(maps.transpose(1, 2).flatten(2)) * self.pos_enc.scale)
+        embedded: Tensor = self.pos_enc.dropout(self.out(maps.transpose(1, 2).flatten(2)) * self.pos_enc.scale)
+        return embedded
 
 
 class RelativeAttention(nn.Module):
@@ -202,13 +207,14 @@ class RelativeAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def _split(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.heads, self.head_size)).transpose(-3, -2)
+        return projected.view(*projected.shape[:-1], self.heads, self.head_size).transpose(-3, -2)
 
     def _attend(self, scores: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         # The lowest finite number instead of -inf: padding rows that may look at nothing must not become NaN.
         weights = torch.softmax(scores.float().masked_fill(~mask, torch.finfo(torch.float32).min), dim=-1).masked_fill(~mask, 0.0)
         mixed = self.dropout(weights.to(value.dtype)) @ value
-        return self.linear_out(mixed.transpose(1, 2).flatten(2))
+        attended: Tensor = self.linear_out(mixed.transpose(1, 2).flatten(2))
+        return attended
 
     def forward(self, inputs: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Attend within whole utterances.
@@ -241,10 +247,10 @@ class RelativeAttention(nn.Module):
         """
         query, key, value = (self._split(linear(inputs)) for linear in (self.linear_q, self.linear_k, self.linear_v))
         cache = torch.cat((cache, torch.cat((key, value), -1)), 2)
-        key, value = cache.split(self.head_size, -1)
+        key, value = cache.chunk(2, -1)
         by_content = (query + self.pos_bias_u[:, None]) @ key.transpose(-2, -1)
         # The positions differ by session. Projecting the few queries instead of all positions, q (W p) = (q W) p, is the cheaper side.
-        weight = self.linear_pos.weight.unflatten(0, (self.heads, self.head_size))
+        weight = self.linear_pos.weight.view(self.heads, self.head_size, -1)
         by_position = ((query + self.pos_bias_v[:, None]) @ weight) @ positions[:, None].transpose(-2, -1)
         return self._attend((by_content + by_position) / math.sqrt(self.head_size), mask, value), cache
 
@@ -276,13 +282,11 @@ class CausalConvolution(nn.Module):
         # As matrix products over (B, T, size): the pointwise convolutions are faster so, and no transposes are needed for them.
         whole = torch.cat((history.transpose(1, 2), inputs), 1)
         gated = F.glu(F.linear(whole, self.pointwise_conv1.weight[:, :, 0], self.pointwise_conv1.bias), -1)
-        # As a convolution over an image one pixel high, in the memory order it has: up to nine times as fast on CPU, in bfloat16, as the same in one dimension.
+        # As a convolution over an image one pixel high, in the memory order it has: up to nine times as fast on CPU, in bfloat16, as the
+        # same in one dimension.
         image = gated.transpose(1, 2)[:, :, None].contiguous(memory_format=torch.channels_last)
         filtered = F.conv2d(image, self.depthwise_conv.weight[:, :, None], self.depthwise_conv.bias, groups=gated.size(2))[:, :, 0]
-        if self.over_channels:
-            normed = self.norm(filtered.transpose(1, 2))
-        else:
-            normed = self.norm(filtered).transpose(1, 2)
+        normed = self.norm(filtered.transpose(1, 2)) if self.over_channels else self.norm(filtered).transpose(1, 2)
         return F.linear(self.activation(normed), self.pointwise_conv2.weight[:, :, 0], self.pointwise_conv2.bias)
 
 
@@ -330,7 +334,9 @@ class ConformerLayer(nn.Module):
         result: Tensor = self.norm_final(hidden)
         return result
 
-    def step(self, inputs: Tensor, positions: Tensor, mask: Tensor, attention: Tensor, convolution: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(
+        self, inputs: Tensor, positions: Tensor, mask: Tensor, attention: Tensor, convolution: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Take a block; see `RelativeAttention.step`. Returns the output and both caches, moved on."""
         hidden = inputs + 0.5 * self.feed_forward_macaron(self.norm_ff_macaron(inputs))
         attended, attention = self.self_attn.step(self.norm_mha(hidden), positions, mask, attention)
@@ -375,14 +381,20 @@ class ConformerEncoder(nn.Module):
             hidden = layer(hidden, positions, mask, padding)
         return self.after_norm(hidden), lengths
 
-    def start(self, sessions: int, cached_frames: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> EncoderState:
+    def start(
+        self, sessions: int, cached_frames: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> EncoderState:
         """Return the state of sessions that have heard nothing; they will look back ``cached_frames`` encoder frames."""
         config = self.config
         head_size = config.output_size // config.attention_heads
         return EncoderState(
             offset=torch.zeros(sessions, dtype=torch.int64, device=device),
-            attention=torch.zeros(sessions, config.num_blocks, config.attention_heads, cached_frames, 2 * head_size, device=device, dtype=dtype),
-            convolution=torch.zeros(sessions, config.num_blocks, config.output_size, config.cnn_module_kernel - 1, device=device, dtype=dtype),
+            attention=torch.zeros(
+                sessions, config.num_blocks, config.attention_heads, cached_frames, 2 * head_size, device=device, dtype=dtype
+            ),
+            convolution=torch.zeros(
+                sessions, config.num_blocks, config.output_size, config.cnn_module_kernel - 1, device=device, dtype=dtype
+            ),
             valid=torch.zeros(sessions, cached_frames, dtype=torch.bool, device=device),
         )
 
@@ -405,7 +417,7 @@ class ConformerEncoder(nn.Module):
         positions = self.embed.pos_enc.pe[0][(state.offset[:, None] + ages).clamp(min=0)].to(hidden.dtype)
         attention, convolution = [], []
         for number, layer in enumerate(self.encoders):
-            hidden, keys_values, history = layer.step(
+            hidden, keys_values, history = cast("ConformerLayer", layer).step(
                 hidden, positions, valid[:, None, None], state.attention[:, number], state.convolution[:, number]
             )
             attention.append(keys_values[:, :, block:])
@@ -441,11 +453,12 @@ class Attention(nn.Module):
     def forward(self, queries: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """Attend from (B, L, size) to (B, T, size); ``mask`` (B, 1, L or 1, T) bool."""
         query, key, value = (
-            linear(inputs).unflatten(-1, (self.heads, self.head_size)).transpose(1, 2)
+            linear(inputs).view(len(inputs), -1, self.heads, self.head_size).transpose(1, 2)
             for linear, inputs in ((self.linear_q, queries), (self.linear_k, memory), (self.linear_v, memory))
         )
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout_rate if self.training else 0.0)
-        return self.linear_out(mixed.transpose(1, 2).flatten(2))
+        attended: Tensor = self.linear_out(mixed.transpose(1, 2).flatten(2))
+        return attended
 
 
 class DecoderLayer(nn.Module):
@@ -466,7 +479,8 @@ class DecoderLayer(nn.Module):
         normed = self.norm1(hidden)
         hidden = hidden + self.dropout(self.self_attn(normed, normed, mask))
         hidden = hidden + self.dropout(self.src_attn(self.norm2(hidden), memory, memory_mask))
-        return hidden + self.dropout(self.feed_forward(self.norm3(hidden)))
+        result: Tensor = hidden + self.dropout(self.feed_forward(self.norm3(hidden)))
+        return result
 
 
 class TransformerDecoder(nn.Module):

@@ -61,7 +61,9 @@ def stream(loaded: LoadedModel, features: torch.Tensor, cached: int, block: int 
 
 @pytest.mark.parametrize("block,left,label", [(5, 8, "c5_l8"), (4, -1, "c4_lall"), (16, 4, "c16_l4"), (0, -1, "full")])
 @pytest.mark.parametrize("wav", ["aishell", "librispeech"])
-def test_masked_pass_equals_wenet(name: str, loaded: LoadedModel, fbank: dict[str, torch.Tensor], wav: str, block: int, left: int, label: str) -> None:
+def test_masked_pass_equals_wenet(
+    name: str, loaded: LoadedModel, fbank: dict[str, torch.Tensor], wav: str, block: int, left: int, label: str
+) -> None:
     features = fbank[wav]
     expected = vectors(name, "encoder")[f"{wav}_{label}"]
     output, lengths = loaded.model.encoder(features[None], torch.tensor([len(features)]), block, left)
