@@ -27,6 +27,7 @@ __all__ = [
     "MissingTopicError",
     "UnreachableError",
     "admin_client",
+    "aiokafka_producer_config",
     "asked",
     "broker_credentials",
     "broker_url",
@@ -48,7 +49,8 @@ log = logging.getLogger(__name__)
 MAX_RECORD_BYTES: Final = 8 * 2**20
 #: A commanded question to the cluster; a person is waiting.
 _ADMIN_TIMEOUT_S: Final = 5.0
-#: How long a fetch waits for the first byte; a record that arrives in between is returned at once.
+#: How long a fetch waits for the first byte; a record that arrives in between is returned at once. (Waiting for more bytes is no saving:
+#: the broker then goes through all partitions of the fetch at each record that it appends to one of them.)
 _FETCH_WAIT_MS: Final = 100
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 500
@@ -56,6 +58,8 @@ _REPORT_EVERY_S: Final = 30.0
 _REQUEST_TIMEOUT_MS: Final = 5_000
 #: A record that is not on the broker after this long has failed; a broker that restarts is back in 3-10 s.
 _DELIVERY_TIMEOUT_MS: Final = 30_000
+#: A stage's outputs of one step are many small records for different partitions: this long they gather into one request.
+_STAGE_LINGER_MS: Final = 2
 #: What a producer may hold while the broker is away: 30 s of 50 channels of 16 kHz PCM are 48 MB.
 _PRODUCER_BUFFER_KIB: Final = 64 * 1_024
 
@@ -184,6 +188,28 @@ def idempotent_producer_config(settings: Settings) -> dict[str, Any]:
         # Where no partition is given: the one that Java's clients would choose.
         "partitioner": "murmur2_random",
     }
+
+
+def aiokafka_producer_config(settings: Settings) -> dict[str, Any]:
+    """Return the configuration of an aiokafka producer that sends at once and tries for as long as :func:`idempotent_producer_config`'s."""
+    config: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "client_id": settings.namespace,
+        "security_protocol": settings.security_protocol,
+        "ssl_context": ssl_context(settings),
+        "linger_ms": _STAGE_LINGER_MS,
+        # aiokafka has one timeout for a request and for a record's whole delivery.
+        "request_timeout_ms": _DELIVERY_TIMEOUT_MS,
+        "max_request_size": MAX_RECORD_BYTES,
+        "retry_backoff_ms": _RECONNECT_MS,
+    }
+    if settings.security_protocol.startswith("SASL"):
+        config |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": settings.sasl_password.get_secret_value(),
+        }
+    return config
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:

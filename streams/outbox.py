@@ -1,105 +1,112 @@
-"""A stage's way out: records to the broker, acknowledged one by one, without a wait on the event loop."""
+"""A stage's way out: records to the broker, acknowledged one by one, without a wait on the event loop.
+
+It runs on aiokafka's producer, which has one request under way to each broker and puts whatever has gathered meanwhile, for all
+partitions, into the next. librdkafka makes a request for each partition, and a broker's work is mostly requests. One request at a time
+also keeps each partition in order; a retry may repeat records, which every reader drops.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from confluent_kafka import KafkaError, Message, Producer
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
 
 __all__ = ["Outbox", "OutboxError"]
 
-#: How long the poll thread waits for acknowledgements before it looks whether it is to stop.
-_POLL_TIMEOUT_S: Final = 0.1
-#: How long a full local queue may block before it is tried again.
-_FULL_QUEUE_WAIT_S: Final = 0.05
-#: librdkafka's RD_KAFKA_PARTITION_UA: let the partitioner choose.
-_BY_KEY: Final = -1
+#: Records of one partition that go into one request.
+_BATCH_BYTES: Final = 256 * 1_024
+_LOOK_S: Final = 0.01
 
 
 class OutboxError(RuntimeError):
     """The broker refused a record for good. Going on would lose it, so the worker must stop and be started again."""
 
 
+class _Letter(NamedTuple):
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes
+    on_ack: Callable[[], None]
+
+
 class Outbox:
-    """An idempotent producer whose acknowledgements arrive on the event loop.
+    """A producer that sends in order and tells when each record is on all replicas.
 
     Args:
-        config: of the confluent-kafka producer; idempotent, with acks from all replicas.
-        on_failure: called on the event loop when a record was refused for good.
+        config: of the aiokafka producer.
+        on_failure: called when a record was refused for good.
     """
 
     def __init__(self, config: dict[str, Any], on_failure: Callable[[OutboxError], None]) -> None:
-        self._producer = Producer(config)
+        self._config = config
         self._on_failure = on_failure
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._acknowledged: deque[Callable[[], None]] = deque()
-        self._waking = threading.Event()
-        self._stopping = threading.Event()
-        self._poller = threading.Thread(target=self._poll, name="outbox", daemon=True)
+        self._producer: AIOKafkaProducer | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._waiting: deque[_Letter] = deque()
+        self._arrived = asyncio.Event()
+        self._unacknowledged = 0
 
-    def start(self) -> None:
-        """Begin; call it on the event loop that acknowledgements are to arrive on."""
-        self._loop = asyncio.get_running_loop()
-        self._poller.start()
+    async def start(self) -> None:
+        """Connect."""
+        self._producer = AIOKafkaProducer(acks="all", max_batch_size=_BATCH_BYTES, **self._config)
+        await self._producer.start()
+        self._sender = asyncio.create_task(self._send_waiting(self._producer))
 
     def send(self, topic: str, partition: int | None, key: bytes | None, value: bytes, on_ack: Callable[[], None]) -> None:
-        """Send a record; ``on_ack`` is called on the event loop once the broker has it on all replicas.
+        """Send a record; return at once.
 
         Args:
             topic: full name of the topic.
             partition: its partition; None: by the key.
             key: the record's key.
             value: the record.
-            on_ack: what to do then.
+            on_ack: what to do once the broker has it on all replicas.
         """
-
-        def delivered(error: KafkaError | None, _message: Message) -> None:
-            if error is None:
-                self._acknowledged.append(on_ack)
-            else:
-                refused = OutboxError(f"{topic} did not take a record: {error.str()}")
-                self._acknowledged.append(lambda: self._on_failure(refused))
-            self._wake()
-
-        placed = _BY_KEY if partition is None else partition
-        while True:
-            try:
-                self._producer.produce(topic, value=value, key=key, partition=placed, on_delivery=delivered)
-            except BufferError:  # the local queue is full: the broker is slow or away
-                self._producer.poll(_FULL_QUEUE_WAIT_S)
-            else:
-                return
+        self._unacknowledged += 1
+        self._waiting.append(_Letter(topic, partition, key, value, on_ack))
+        self._arrived.set()
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until all is acknowledged; return whether it was, in time."""
-        left = await asyncio.to_thread(self._producer.flush, timeout_s)
-        await asyncio.sleep(0)
-        self._drain()
-        return bool(left == 0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._unacknowledged:  # noqa: ASYNC110 once, when the worker stops
+                    await asyncio.sleep(_LOOK_S)
+        return not self._unacknowledged
 
-    def stop(self) -> None:
-        """Stop the poll thread. What is not acknowledged by now will not be reported any more."""
-        self._stopping.set()
-        if self._poller.is_alive():
-            self._poller.join()
+    async def stop(self) -> None:
+        """Disconnect. What is not acknowledged by now will not be reported any more."""
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._producer is not None:
+            await self._producer.stop()
 
-    def _poll(self) -> None:
-        while not self._stopping.is_set():
-            self._producer.poll(_POLL_TIMEOUT_S)
+    async def _send_waiting(self, producer: AIOKafkaProducer) -> None:
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                while self._waiting:
+                    letter = self._waiting.popleft()
+                    # Waits only while the partition's batch is full: the broker is slow or away.
+                    sent = await producer.send(letter.topic, letter.value, key=letter.key, partition=letter.partition)
+                    sent.add_done_callback(partial(self._acknowledge, letter))
+        except KafkaError as failure:
+            self._on_failure(OutboxError(f"a record could not be sent: {type(failure).__name__}: {failure}"))
 
-    def _wake(self) -> None:
-        # One wake-up for all acknowledgements of a poll: the loop's self-pipe costs more than they do.
-        if self._loop is not None and not self._waking.is_set():
-            self._waking.set()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._drain)
-
-    def _drain(self) -> None:
-        self._waking.clear()
-        while self._acknowledged:
-            self._acknowledged.popleft()()
+    def _acknowledge(self, letter: _Letter, sent: asyncio.Future[Any]) -> None:
+        if sent.cancelled():
+            return
+        failure = sent.exception()
+        if failure is None:
+            self._unacknowledged -= 1
+            letter.on_ack()
+        else:
+            self._on_failure(OutboxError(f"{letter.topic} did not take a record: {type(failure).__name__}: {failure}"))

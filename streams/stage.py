@@ -56,6 +56,8 @@ _READY_LIMIT: Final = 1_000
 #: Inputs that may be open (taken, not settled) before reading pauses: 20 s segments of 50 channels at 5 blocks a second.
 _OPEN_LIMIT: Final = 5_000
 _BACKPRESSURE_WAIT_S: Final = 0.01
+#: Records of different channels gather this long for one step: one call of the core, one request to the broker for all of it.
+_GATHER_S: Final = 0.005
 _COMMIT_INTERVAL_S: Final = 0.05
 _REFUSED_WAIT_S: Final = 0.3
 _DRAIN_TIMEOUT_S: Final = 2.0
@@ -143,6 +145,8 @@ class Stage(Service, Emitter):
         self._committing = asyncio.Lock()
         self._failure: BaseException | None = None
         self._draining = False
+        #: Open inputs as of the last look: too dear to count for each record.
+        self._open_lately = 0
         self._busy_s = 0.0
         self._numbered_by_recorder = route.source is topics.AUDIO
 
@@ -150,7 +154,7 @@ class Stage(Service, Emitter):
 
     async def accept(self, event: Any) -> None:
         """Take one event of the agent's stream."""
-        while len(self._ready) >= _READY_LIMIT or self.open_inputs >= _OPEN_LIMIT:  # noqa: ASYNC110 two limits, seldom reached
+        while len(self._ready) >= _READY_LIMIT or self._open_lately >= _OPEN_LIMIT:  # noqa: ASYNC110 two limits, seldom reached
             await asyncio.sleep(_BACKPRESSURE_WAIT_S)
         message = event.message
         await self.read(message.partition, message.offset, round(message.timestamp * 1_000), message.key, message.value)
@@ -286,6 +290,7 @@ class Stage(Service, Emitter):
             try:
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
+                await asyncio.sleep(_GATHER_S)
             except TimeoutError:
                 pass
             await self._step()
@@ -329,6 +334,7 @@ class Stage(Service, Emitter):
         """Commit captured states whose inputs are settled."""
         while not self.should_stop:
             await self.sleep(_COMMIT_INTERVAL_S)
+            self._open_lately = self.open_inputs
             if not await self.commit_settled():
                 await self.sleep(_REFUSED_WAIT_S)
 

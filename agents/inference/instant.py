@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["InstantEngine"]
 
 _DIGEST_CHARS: Final = 16
+#: One text a second, about as often as speech changes it.
+_BLOCKS_PER_PARTIAL: Final = 5
 _HOP_SAMPLES: Final = SAMPLE_RATE_HZ // 100
 _SAMPLES_PER_MS: Final = SAMPLE_RATE_HZ // 1_000
 
@@ -38,6 +40,7 @@ class InstantEngine:
     model_digest = hashlib.sha256(b"instant").hexdigest()
     finals_lanes = 0
     finals_batch = 64
+    blocks_at_once = 1
 
     def __init__(self) -> None:
         self._segments: dict[SegmentKey, _Segment] = {}
@@ -58,13 +61,17 @@ class InstantEngine:
                 segment.digest.update(len(part).to_bytes(4, "little"))
                 segment.digest.update(part)
             end_sample = segment.opening.start_sample + segment.hops * _HOP_SAMPLES
-            text = f"{segment.blocks} blocks"
-            hypotheses.append(Hypothesis(key=block.key, text=text, stable_text=text, end_sample=end_sample))
+            if segment.blocks % _BLOCKS_PER_PARTIAL == 0:
+                text = f"{segment.blocks} blocks"
+                hypotheses.append(Hypothesis(key=block.key, text=text, stable_text=text, end_sample=end_sample))
         return hypotheses
 
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         """Return each segment's digest."""
         return [self._final(request) for request in requests]
+
+    def hotwords(self, version: str, folder: str) -> None:
+        """Ignore them."""
 
     def close(self, keys: Sequence[SegmentKey]) -> None:
         """Forget segments."""

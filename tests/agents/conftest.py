@@ -74,7 +74,7 @@ def stage_fed_with(settings: Settings) -> Callable[..., AsyncIterator[Fed]]:
         app.finalize()
         app.flow_control.resume()
         (stage,) = app.stages
-        app.outbox.start()
+        await app.outbox.start()
         await stage.start()
         tenure = stage.tenures[0] = Tenure(0, Snapshot(epoch=1), 0, numbered_by_recorder=stage_name == "vad")
         (agent,) = app.agents.values()
@@ -90,6 +90,6 @@ def stage_fed_with(settings: Settings) -> Callable[..., AsyncIterator[Fed]]:
             yield Fed(own, stage, tenure)
         finally:
             await stage.stop()
-            app.outbox.stop()
+            await app.outbox.stop()
 
     return fed  # type: ignore[return-value]
