@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import jiwer
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from streams.settings import load_settings
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 
 PARTITIONS = 4
+MANDARIN = Path(__file__).parents[1] / "data" / "zh" / "aishell1_BAC009S0724W0121.wav"
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +127,17 @@ def test_another_engine_than_that_which_runs(running: dict[str, str], tmp_path: 
     result = asr("transcribe", file, "--engine", "instant", env=running)
     assert result.returncode == 2
     assert "use the engine whisper, not instant" in result.stderr
+
+
+def test_chinese_with_the_multilingual_model(bootstrap_servers: str, tmp_path: Path) -> None:
+    env = {
+        "ASR_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "ASR_NAMESPACE": f"test-{uuid.uuid4().hex[:12]}",
+        "ASR_PARTITIONS": str(PARTITIONS),
+        "ASR_DATA_DIR": str(tmp_path),
+        "ASR_MODEL": "base",
+    }
+    result = asr("transcribe", MANDARIN, "--language", "zh", "--json", "-", env=env)
+    assert result.returncode == 0, result.stderr
+    (text,) = json.loads(result.stdout)
+    assert jiwer.cer("广州市房地产中介协会分析", text["text"].strip("。 ")) <= 0.15, text["text"]
