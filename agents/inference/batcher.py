@@ -1,22 +1,33 @@
 """Between the event loop and the engine: gathers what is ready over all sessions, calls the engine on threads, brings results back.
 
-At most one block of each segment goes into a step, in order; live segments go before those that catch up, and neither starves the other.
+One block of each segment goes into a step, in order; live segments go before those that catch up, and neither starves the other. An engine
+that can take several blocks in one pass gets them from segments that catch up, each the same number.
+
+When the engine falls behind, partials are given up, never words: a few segments a second go on without text before their final, until it
+keeps up again. The same goes for what is left of a segment whose end is known already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+import msgspec
+
+from agents.inference import metrics
 from agents.inference.engine import Block, Engine, FinalText, Finish, Hypothesis, Opening, SegmentKey
+from agents.inference.pacing import AdaptivePacing, Pacing
 
-__all__ = ["Batcher", "FixedPacing", "Listener", "Pace", "Pacing"]
+__all__ = ["Batcher", "Listener"]
+
+log = logging.getLogger(__name__)
 
 #: A segment with more blocks waiting than this (1 s of audio) is catching up.
 _LIVE_BLOCKS: Final = 5
@@ -27,38 +38,14 @@ _ASK_S: Final = 0.05
 #: Blocks that may wait, for a step or a final: 14 KB each with features and audio, so 230 MB; a backlog beyond that stays in Kafka.
 _HELD_LIMIT: Final = 16_384
 _ROOM_WAIT_S: Final = 0.01
-
-
-class Pace(NamedTuple):
-    """How large a step may be, and how long to wait for it to fill."""
-
-    max_batch: int
-    max_wait_ms: float
-
-
-class Pacing(Protocol):
-    """Decides the pace of steps."""
-
-    def pace(self, active: int) -> Pace:
-        """Return the pace for that many open segments."""
-
-    def observe(self, blocks: int, took_s: float) -> None:
-        """Hear how long a step took."""
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPacing:
-    """Always the same pace."""
-
-    max_batch: int = 64
-    max_wait_ms: float = 5.0
-
-    def pace(self, active: int) -> Pace:
-        """Return the pace."""
-        return Pace(self.max_batch, self.max_wait_ms)
-
-    def observe(self, blocks: int, took_s: float) -> None:
-        """Ignore it."""
+#: The engine has fallen behind when a block waits for its step, or a segment for its final, as long as this.
+_LATE_STEP_S: Final = 0.5
+_LATE_FINAL_S: Final = 2.0
+#: Then so many of the open segments go on without partials, and their effect is waited for.
+_SHED_SHARE: Final = 1 / 8
+_SHED_EVERY_S: Final = 1.0
+#: Blocks in a step that no text is wanted of, and that cost next to nothing: 3 MB of features.
+_QUIET_LIMIT: Final = 512
 
 
 class Listener(Protocol):
@@ -83,7 +70,10 @@ class _Segment:
     #: Blocks it was given so far: what a segment holds until its final is there.
     blocks: int = 0
     finish: Finish | None = None
+    #: No text is wanted before its final.
+    quiet: bool = False
     settling: bool = False
+    settles_s: float = 0.0
     dropped: bool = False
 
 
@@ -99,7 +89,7 @@ class Batcher:
     def __init__(self, engine: Engine, listener: Listener, pacing: Pacing | None = None) -> None:
         self._engine = engine
         self._listener = listener
-        self._pacing = pacing or FixedPacing()
+        self._pacing = pacing or AdaptivePacing()
         self._lock = threading.RLock()
         self._step_due = threading.Condition(self._lock)
         self._finals_due = threading.Condition(self._lock)
@@ -110,6 +100,7 @@ class Batcher:
         self._unclosed: list[SegmentKey] = []
         self._finals: deque[_Segment] = deque()
         self._held = 0
+        self._shed_s = 0.0
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[threading.Thread] = []
@@ -187,6 +178,7 @@ class Batcher:
 
     def _settles(self, segment: _Segment) -> None:
         segment.settling = True
+        segment.settles_s = time.monotonic()
         self._finals.append(segment)
         self._finals_due.notify()
 
@@ -213,26 +205,69 @@ class Batcher:
                 break
         return not self._stopping
 
-    def _choose(self, max_batch: int) -> list[_Segment]:
-        """Return the segments of the next step: live ones first, the longest waiting first, with some room for those that catch up."""
-        if len(self._ready) <= max_batch:
-            return list(self._ready.values())
-        live = [segment for segment in self._ready.values() if len(segment.waiting) <= _LIVE_BLOCKS]
-        late = [segment for segment in self._ready.values() if len(segment.waiting) > _LIVE_BLOCKS]
-        for_late = min(len(late), max(max_batch - len(live), round(max_batch * _CATCH_UP_SHARE)))
-        return live[: max_batch - for_late] + late[:for_late]
+    def _choose(self, max_batch: int) -> dict[SegmentKey, int]:
+        """Return how many blocks of which segments the next step takes.
 
-    def _take(self, chosen: Sequence[_Segment]) -> list[Block]:
-        """Take one block of each; those with more go to the end of the queue."""
+        Live ones first, the longest waiting first, with some room for those that catch up; beyond the step's size those without partials.
+        """
+        at_once = self._engine.blocks_at_once
+        quiet, late, live = {}, [], []
+        room = _QUIET_LIMIT
+        for key, segment in self._ready.items():
+            if at_once > 1 and (segment.quiet or segment.finish):
+                if room > 0:
+                    quiet[key] = min(len(segment.waiting), room)
+                    room -= quiet[key]
+            elif len(segment.waiting) > _LIVE_BLOCKS:
+                late.append(key)
+            else:
+                live.append(key)
+        for_late = max(max_batch - len(live), round(max_batch * _CATCH_UP_SHARE))
+        each = max(1, min(at_once, for_late // max(1, len(late))))
+        late = late[: for_late // each]
+        counts = dict.fromkeys(live[: max_batch - each * len(late)], 1)
+        counts |= {key: min(each, len(self._ready[key].waiting)) for key in late}
+        return counts | quiet
+
+    def _take(self, chosen: dict[SegmentKey, int]) -> list[Block]:
+        """Take blocks; segments with more go to the end of the queue."""
         blocks = []
-        for segment in chosen:
-            blocks.append(segment.waiting.popleft())
-            del self._ready[segment.opening.key]
+        for key, count in chosen.items():
+            segment = self._ready.pop(key)
+            taken = [segment.waiting.popleft() for _ in range(count)]
+            if self._engine.blocks_at_once > 1 and (segment.quiet or segment.finish):
+                taken = [msgspec.structs.replace(block, quiet=True) for block in taken]
+            blocks += taken
             if segment.waiting:
                 self._becomes_ready(segment)
             if segment.finish is None:
-                self._held -= 1
+                self._held -= count
         return blocks
+
+    def _shed(self) -> None:
+        """Give up the partials of some segments if the engine falls behind; measure how far it is behind."""
+        now_s = time.monotonic()
+        speaking = [segment for segment in self._ready.values() if not (segment.quiet or segment.finish)]
+        step_lag_s = now_s - speaking[0].ready_s if speaking else 0.0
+        final_lag_s = now_s - self._finals[0].settles_s if self._finals else 0.0
+        metrics.STEP_LAG.set(step_lag_s)
+        metrics.FINAL_LAG.set(final_lag_s)
+        behind = step_lag_s > _LATE_STEP_S or final_lag_s > _LATE_FINAL_S
+        if not behind or self._engine.blocks_at_once == 1 or now_s < self._shed_s + _SHED_EVERY_S:
+            return
+        self._shed_s = now_s
+        following = [segment for segment in self._segments.values() if not (segment.quiet or segment.finish)]
+        shed = sorted(following, key=lambda segment: -len(segment.waiting))[: round(len(following) * _SHED_SHARE + 0.5)]
+        for segment in shed:
+            segment.quiet = True
+        metrics.SHED_SEGMENTS.inc(len(shed))
+        log.warning(
+            "the engine is behind (%.1f s for a step, %.1f s for a final): %d of %d segments go on without partials",
+            step_lag_s,
+            final_lag_s,
+            len(shed),
+            len(following),
+        )
 
     # ------------------------------------------------------------------ the threads
 
@@ -251,7 +286,9 @@ class Batcher:
                     return
                 closing, self._unclosed = self._unclosed, []
                 opening, self._unopened = self._unopened, []
+                self._shed()
                 chosen = self._choose(self._pacing.pace(len(self._segments)).max_batch)
+                stepped = [self._segments[key] for key in chosen]
                 blocks = self._take(chosen)
                 for segment in opening:
                     segment.opened = True
@@ -261,17 +298,25 @@ class Batcher:
                 engine.open([segment.opening for segment in opening])
             started_s = time.monotonic()
             hypotheses = engine.step(blocks)
-            if blocks:
-                self._pacing.observe(len(blocks), time.monotonic() - started_s)
+            self._learn_pace(blocks, time.monotonic() - started_s)
             if blocks or hypotheses:
                 self._tell(self._listener.stepped, blocks, hypotheses)
             with self._lock:
-                for segment in {*chosen, *opening}:
+                for segment in {*stepped, *opening}:
                     if segment.finish and not (segment.waiting or segment.settling or segment.dropped):
                         self._settles(segment)
             if not engine.finals_lanes:
                 while self._settle_some(wait=False):
                     pass
+
+    def _learn_pace(self, blocks: Sequence[Block], took_s: float) -> None:
+        """Let the pacing hear of a step, if it was one that took work."""
+        working = sum(not block.quiet for block in blocks)
+        if working:
+            self._pacing.observe(working, took_s)
+            metrics.STEP_SECONDS.observe(took_s)
+            if isinstance(self._pacing, AdaptivePacing):
+                metrics.CHANNELS.set(self._pacing.channels)
 
     def _settle(self) -> None:
         while self._settle_some(wait=True):

@@ -47,7 +47,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Block(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One chunk of a segment: ``hops`` of 10 ms, as features (float32 little-endian, frames x dims), audio (int16), or both.
 
-    ``pcm`` holds the hops and up to 240 samples of lookahead, which the next block's audio repeats.
+    ``pcm`` holds the hops and up to 240 samples of lookahead, which the next block's audio repeats. ``quiet``: no text is wanted of this
+    segment before its final; an engine may save what that takes.
     """
 
     key: SegmentKey
@@ -55,6 +56,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     hops: int
     features: bytes = b""
     pcm: bytes = b""
+    quiet: bool = False
 
 
 class Hypothesis(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -99,18 +101,28 @@ class Engine(Protocol):
     finals_lanes: int
     #: The most finals that are cheaper together than one after the other; 1 for an engine that decodes each on its own.
     finals_batch: int
+    #: The most blocks of one segment that are cheaper in one step than one after the other; 1 for an engine that only keeps them.
+    blocks_at_once: int
 
     def open(self, segments: Sequence[Opening]) -> None:
         """Begin segments."""
 
     def step(self, blocks: Sequence[Block]) -> Sequence[Hypothesis]:
-        """Take at most one block of each segment; return the hypotheses that changed, of any open segment.
+        """Take blocks, in order, of each segment at most ``blocks_at_once``; return the hypotheses that changed, of any open segment.
 
         It must not wait for slow decoding: the next blocks are waiting. No blocks at all is a question for what changed.
         """
 
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         """Return the final of each request, in order. It forgets nothing: that is what ``close`` is for."""
+
+    def hotwords(self, version: str, folder: str) -> None:
+        """Learn a list of hotwords: finals may name its version from now on, and partials should listen to it. Called live.
+
+        Args:
+            version: as finals will name it.
+            folder: the list, compiled for this engine's model (``decoding.hotwords``).
+        """
 
     def close(self, keys: Sequence[SegmentKey]) -> None:
         """Forget segments: finished, cancelled or moved away. Unknown keys are no error."""

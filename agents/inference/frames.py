@@ -15,6 +15,7 @@ __all__ = [
     "Close",
     "EngineSpec",
     "FromEngine",
+    "Learn",
     "Open",
     "Ready",
     "Refused",
@@ -79,7 +80,15 @@ class Replay(msgspec.Struct, frozen=True, array_like=True, tag=4):
     blocks: tuple[Block, ...]
 
 
-Request = Open | Step | Settle | Close | Replay
+class Learn(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Learn a list of hotwords."""
+
+    number: int
+    version: str
+    folder: str
+
+
+Request = Open | Step | Settle | Close | Replay | Learn
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -89,6 +98,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
     model_digest: str
     finals_lanes: int
     finals_batch: int
+    blocks_at_once: int
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=1):

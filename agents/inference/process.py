@@ -25,7 +25,22 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
 from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
-from agents.inference.frames import Answer, Close, EngineSpec, Open, Ready, Refused, Replay, Request, Settle, Step, pack, receive, to_worker
+from agents.inference.frames import (
+    Answer,
+    Close,
+    EngineSpec,
+    Learn,
+    Open,
+    Ready,
+    Refused,
+    Replay,
+    Request,
+    Settle,
+    Step,
+    pack,
+    receive,
+    to_worker,
+)
 from agents.inference.models import resolve
 from streams.settings import Settings
 
@@ -153,6 +168,7 @@ class EngineProcess:
     model_digest = ""
     finals_lanes = 0
     finals_batch = 1
+    blocks_at_once = 1
 
     def __init__(self, spec: EngineSpec, *, timeout_ms: int = 30_000) -> None:
         self._spec = spec
@@ -164,6 +180,8 @@ class EngineProcess:
         self._spawned: _Child | None = None
         self._failure: EngineError | None = None
         self._book: dict[SegmentKey, _Open] = {}
+        #: Hotwords that the engine must know, by version, the newest last.
+        self._hotwords: dict[str, str] = {}
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count()
         self._quick_deaths = 0
@@ -232,6 +250,16 @@ class EngineProcess:
         finals = {final.key: final for final in answer.finals}
         return [finals.get(request.key) or self._given_up(request.key) for request in requests]
 
+    def hotwords(self, version: str, folder: str) -> None:
+        """Make a list of hotwords known, to this engine and to any that takes its place."""
+
+        def enter() -> Sequence[SegmentKey]:
+            self._hotwords.pop(version, None)
+            self._hotwords[version] = folder
+            return ()
+
+        self._ask(enter, lambda number, _: Learn(number, version, folder), lambda key: key)
+
     def close(self, keys: Sequence[SegmentKey]) -> None:
         """Forget segments."""
 
@@ -279,7 +307,7 @@ class EngineProcess:
             return
         ready = child.ready
         self.name, self.model_digest = ready.name, ready.model_digest
-        self.finals_lanes, self.finals_batch = ready.finals_lanes, ready.finals_batch
+        self.finals_lanes, self.finals_batch, self.blocks_at_once = ready.finals_lanes, ready.finals_batch, ready.blocks_at_once
         self._put_to_work(child)
         self._started.set_result(None)
         try:
@@ -422,21 +450,23 @@ class EngineProcess:
     def _restore(self, child: _Child, calls: Iterable[_Call]) -> bool:
         """Give a new engine every open segment and every outstanding final, each alone; return False if one of them brought it down."""
         try:
+            for version, folder in self._hotwords.items():
+                self._alone(child, (), Learn(next(self._numbers), version, folder))
             for key, entry in self._book.items():
                 if not entry.failure:
-                    self._alone(child, key, Replay(next(self._numbers), entry.opening, tuple(entry.blocks)))
+                    self._alone(child, (key,), Replay(next(self._numbers), entry.opening, tuple(entry.blocks)))
             for call in calls:
                 for request in call.request.requests if isinstance(call.request, Settle) else ():
                     if request.key not in call.finals and not self._book[request.key].failure:
-                        answer = self._alone(child, request.key, Settle(next(self._numbers), (request,)))
+                        answer = self._alone(child, (request.key,), Settle(next(self._numbers), (request,)))
                         call.finals[request.key] = answer.finals[0]
         except _DownError:
             return False
         return True
 
-    def _alone(self, child: _Child, key: SegmentKey, request: Request) -> Answer:
-        """Ask a new engine for one thing of one segment, and hold it against the segment if that brings the engine down."""
-        call = _Call(request, (key,), child, time.monotonic() + self._timeout_s, alone=True)
+    def _alone(self, child: _Child, keys: tuple[SegmentKey, ...], request: Request) -> Answer:
+        """Ask a new engine for one thing of one segment, or of none, and hold it against the segment if that brings the engine down."""
+        call = _Call(request, keys, child, time.monotonic() + self._timeout_s, alone=True)
         with self._lock:
             self._calls[request.number] = call
         child.send(request)
@@ -446,10 +476,11 @@ class EngineProcess:
             cause = str(down) or f"the engine gave no answer for {self._timeout_s:g} s"
             with self._lock:
                 self._calls.pop(request.number, None)
-            self._strike((key,), call.kind, cause, one_of_many=False)
+            self._strike(keys, call.kind, cause, one_of_many=False)
             self._bury(child, cause)
             raise _DownError(cause) from down
-        self._book[key].strikes[call.kind] = 0
+        for key in keys:
+            self._book[key].strikes[call.kind] = 0
         return answer
 
     def _strike(self, keys: Iterable[SegmentKey], kind: _Kind, cause: str, *, one_of_many: bool) -> None:

@@ -15,13 +15,28 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import msgspec
 
-from agents.inference.engine import Engine
-from agents.inference.frames import Answer, Close, EngineSpec, Open, Ready, Refused, Replay, Request, Settle, Step, pack, receive, to_engine
+from agents.inference.engine import Block, Engine
+from agents.inference.frames import (
+    Answer,
+    Close,
+    EngineSpec,
+    Learn,
+    Open,
+    Ready,
+    Refused,
+    Replay,
+    Request,
+    Settle,
+    Step,
+    pack,
+    receive,
+    to_engine,
+)
 
 __all__ = ["load", "main"]
 
@@ -85,7 +100,7 @@ class _Lanes:
     def run(self) -> None:
         """Read requests until the worker is gone."""
         engine = self._engine
-        self._send(pack(Ready(engine.name, engine.model_digest, engine.finals_lanes, engine.finals_batch)))
+        self._send(pack(Ready(engine.name, engine.model_digest, engine.finals_lanes, engine.finals_batch, engine.blocks_at_once)))
         while True:
             try:
                 request = to_engine.decode(receive(self._connection))
@@ -116,9 +131,18 @@ class _Lanes:
                 self._engine.close(request.keys)
             case Replay():
                 self._engine.open((request.opening,))
-                for block in request.blocks:
-                    self._engine.step((block,))
+                for some in _in_steps(request.blocks, self._engine.blocks_at_once):
+                    self._engine.step(some)
+            case Learn():
+                self._learn(request)
         return Answer(number)
+
+    def _learn(self, request: Learn) -> None:
+        """Let the engine learn hotwords. A list that cannot be had stops nobody: a final that names it will say so."""
+        try:
+            self._engine.hotwords(request.version, request.folder)
+        except (OSError, ValueError) as refused:
+            log.error("the hotwords %s cannot be used: %s", request.version, refused)  # noqa: TRY400 the cause is in the message
 
     def _send(self, frame: bytes) -> None:
         with self._sending:
@@ -126,6 +150,10 @@ class _Lanes:
                 self._connection.sendall(frame)
             except OSError:
                 os._exit(0)  # nobody is left to tell
+
+
+def _in_steps(blocks: Sequence[Block], size: int) -> Iterator[Sequence[Block]]:
+    return (blocks[start : start + size] for start in range(0, len(blocks), size))
 
 
 if __name__ == "__main__":

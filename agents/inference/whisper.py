@@ -311,6 +311,7 @@ class WhisperEngine:
 
     name = "whisper"
     finals_batch = 1
+    blocks_at_once = 1
 
     def __init__(
         self,
@@ -366,6 +367,9 @@ class WhisperEngine:
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         """Decode each segment whole."""
         return [self._final(request) for request in requests]
+
+    def hotwords(self, version: str, folder: str) -> None:
+        """Ignore them."""
 
     def close(self, keys: Sequence[SegmentKey]) -> None:
         """Forget segments."""

@@ -451,9 +451,9 @@ class Attention(nn.Module):
         self.dropout_rate = dropout
 
     def forward(self, queries: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Attend from (B, L, size) to (B, T, size); ``mask`` (B, 1, L or 1, T) bool."""
+        """Attend from (B, L, size) to (B or 1, T, size), one memory for all; ``mask`` (B or 1, 1, L or 1, T) bool."""
         query, key, value = (
-            linear(inputs).view(len(inputs), -1, self.heads, self.head_size).transpose(1, 2)
+            linear(inputs).view(len(inputs), -1, self.heads, self.head_size).transpose(1, 2).expand(len(queries), -1, -1, -1)
             for linear, inputs in ((self.linear_q, queries), (self.linear_k, memory), (self.linear_v, memory))
         )
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout_rate if self.training else 0.0)
@@ -497,8 +497,8 @@ class TransformerDecoder(nn.Module):
         """Score every next token.
 
         Args:
-            memory: the encoder's output, (B, T, size).
-            memory_frames: how much of it is real, (B,) int64.
+            memory: the encoder's output, (B, T, size), or (1, T, size) for all rows.
+            memory_frames: how much of it is real, (B or 1,) int64.
             tokens: sos and the tokens so far, (B, L) int64; padding at the end disturbs nothing before it.
 
         Returns:

@@ -25,7 +25,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from agents.inference.conformer.model import ConformerLayer, FeedForward, StreamingModel, Subsampling, block_feature_frames
+from agents.inference.conformer.model import (
+    FEATURE_OVERLAP,
+    SUBSAMPLING,
+    ConformerLayer,
+    FeedForward,
+    StreamingModel,
+    Subsampling,
+    block_feature_frames,
+)
 
 __all__ = ["Precision", "StreamingEncoder", "default_precision"]
 
@@ -54,6 +62,8 @@ def default_precision(device: torch.device) -> Precision:
     return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"  # noqa: SLF001 torch has no public name for it
 
 
+#: One every 10 ms.
+_FEATURES_PER_S: Final = 100
 #: Sizes of step that are recorded on a GPU; what lies between is padded.
 _GRAPH_ROWS: Final = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 
@@ -65,7 +75,7 @@ class _Block(NamedTuple):
         slots: (B,) int64.
         positions: absolute positions of the frames, (B * n,) int64.
         columns: places in the rings of the last m frames, (B, m) int64.
-        hidden: what each frame must not look at, (B, 1, n, ring + n) bool; None for a single block, which the ring itself holds.
+        hidden: what each frame must not look at, (B, 1, n, ring + n) bool; None for a single whole block, which the ring itself holds.
     """
 
     slots: Tensor
@@ -271,7 +281,7 @@ class StreamingEncoder:
         encoder, config = model.encoder, model.config.encoder
         kind = _TYPES[precision]
         self.slots, self.block_frames, self.left_blocks = slots, block_frames, left_blocks
-        self.device, self.mel = encoder.global_cmvn.mean.device, config.input_dim
+        self.device, self.mel, self._size = encoder.global_cmvn.mean.device, config.input_dim, config.output_size
         #: Blocks that each slot's segment has taken; the last slot is for padding.
         self._taken: _Indices = np.zeros(slots + 1, dtype=np.int64)
         self._ring_blocks = left_blocks + 1
@@ -299,6 +309,9 @@ class StreamingEncoder:
         rows = torch.tensor(slots, dtype=torch.int64, device=self.device)
         for layer in self._layers:
             layer.pools.biases.index_fill_(0, rows, -math.inf)
+            # What is not looked at counts nothing, unless it is no number: one bad segment must not spoil the next.
+            layer.pools.keys.index_fill_(0, rows, 0.0)
+            layer.pools.values.index_fill_(0, rows, 0.0)
             layer.pools.history[rows] = layer.silence
         self._taken[list(slots)] = 0
 
@@ -307,9 +320,9 @@ class StreamingEncoder:
         """The layers' pools."""
         return [layer.pools for layer in self._layers]
 
-    def room(self, slot: int) -> int:
-        """Return how many blocks more a segment may have: positions end after 200 s."""
-        return self._longest_blocks - int(self._taken[slot])
+    def taken(self, slot: int) -> int:
+        """Return how many blocks a segment has taken."""
+        return int(self._taken[slot])
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], features: npt.NDArray[np.float32], blocks: int = 1) -> Tensor:
@@ -324,27 +337,72 @@ class StreamingEncoder:
             Log-probabilities of the tokens, (B, blocks * block_frames, vocabulary) float32, on the device.
         """
         rows = np.asarray(slots, dtype=np.int64)
-        positions, columns, hidden = self._places(rows, blocks)
+        before = self._advance(rows, blocks)
+        positions, columns = self._places(before, blocks)
+        hidden = None if blocks == 1 else self._hidden(before, blocks)
         if self.device.type == "cuda" and blocks == 1:
             return self._graph_for(len(rows)).run(rows, positions, columns, features)
         slots_at, at, into = (torch.from_numpy(each).to(self.device) for each in (rows, positions, columns))
-        return self._encode(torch.from_numpy(features).to(self.device), _Block(slots_at, at, into, hidden))
+        return self._score(self._encode(torch.from_numpy(features).to(self.device), _Block(slots_at, at, into, hidden)))
+
+    @torch.inference_mode()
+    def whole(self, slot: int, features: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        """Take a whole segment, in one pass of its own; what was in the slot is forgotten.
+
+        Several threads may do so at the same time, each with a slot of its own.
+
+        Args:
+            slot: where to compute.
+            features: (T, mel) float32, any length.
+
+        Returns:
+            The encoder's output, (`encoder_frames` of T, size), and the tokens' log-probabilities, (the same, vocabulary) float32.
+        """
+        self.open([slot])
+        frames = max(0, (len(features) - FEATURE_OVERLAP) // SUBSAMPLING)
+        if not frames:
+            nothing = torch.zeros(0, self._size, device=self.device)
+            return nothing, self._score(nothing)
+        blocks = -(-frames // self.block_frames)
+        padded = np.zeros((1, block_feature_frames(blocks * self.block_frames), self.mel), np.float32)
+        padded[0, : len(features)] = features[: padded.shape[1]]
+        rows = np.array([slot])
+        before = self._advance(rows, blocks)
+        hidden = self._hidden(before, blocks)
+        # Behind the end there is nothing to look at.
+        hidden[..., hidden.size(-1) - blocks * self.block_frames + frames :] = True
+        positions, columns = (torch.from_numpy(each).to(self.device) for each in self._places(before, blocks))
+        block = _Block(torch.from_numpy(rows).to(self.device), positions, columns, hidden)
+        encoded = self._encode(torch.from_numpy(padded).to(self.device), block)[0, :frames]
+        return encoded, self._score(encoded)
 
     def _encode(self, features: Tensor, block: _Block) -> Tensor:
         hidden = self._embed(features)
         for layer in self._layers:
             hidden = layer(hidden, block)
-        return torch.log_softmax(self._ctc(self._norm(hidden)), -1, dtype=torch.float32)
+        return self._norm(hidden)
 
-    def _places(self, slots: _Indices, blocks: int) -> tuple[_Indices, _Indices, Tensor | None]:
-        """Return where the rows' next blocks go, and move on."""
+    def _score(self, encoded: Tensor) -> Tensor:
+        return torch.log_softmax(self._ctc(encoded), -1, dtype=torch.float32)
+
+    def _advance(self, slots: _Indices, blocks: int) -> _Indices:
+        """Move on by so many blocks; return how many each segment had.
+
+        Raises:
+            ValueError: a segment would outrun the table of positions.
+        """
         before = self._taken[slots]
-        self._taken[slots] += blocks
-        frames = np.arange(blocks * self.block_frames)
-        positions = before[:, None] * self.block_frames + frames
+        if (before + blocks > self._longest_blocks).any():
+            seconds = self._longest_blocks * self.block_frames * SUBSAMPLING / _FEATURES_PER_S
+            raise ValueError(f"a segment is longer than the {seconds:g} s that the model has positions for")
+        self._taken[slots] = before + blocks
+        return before
+
+    def _places(self, before: _Indices, blocks: int) -> tuple[_Indices, _Indices]:
+        """Return the positions of the rows' next frames, and where in the ring they go."""
+        positions = before[:, None] * self.block_frames + np.arange(blocks * self.block_frames)
         ring = self._ring_blocks * self.block_frames
-        columns = positions[:, -ring:] % ring
-        return positions.reshape(-1), columns, None if blocks == 1 else self._hidden(before, blocks)
+        return positions.reshape(-1), positions[:, -ring:] % ring
 
     def _hidden(self, before: _Indices, blocks: int) -> Tensor:
         """Return what the frames of several blocks must not look at: of the ring and of themselves, (B, 1, n, ring + n) bool."""
@@ -362,14 +420,14 @@ class StreamingEncoder:
         size = min((size for size in _GRAPH_ROWS if size >= rows), default=rows)
         graph = self._graphs.get(size)
         if graph is None:
-            graph = self._graphs[size] = _Graph(self, self._encode, size)
+            graph = self._graphs[size] = _Graph(self, lambda features, block: self._score(self._encode(features, block)), size)
         return graph
 
 
 class _Graph:
     """A step of one size, recorded once and replayed: on a GPU, starting the kernels one by one takes longer than the kernels."""
 
-    def __init__(self, encoder: StreamingEncoder, encode: Callable[[Tensor, _Block], Tensor], rows: int) -> None:
+    def __init__(self, encoder: StreamingEncoder, step: Callable[[Tensor, _Block], Tensor], rows: int) -> None:
         device, block = encoder.device, encoder.block_frames
         self._padding = encoder.slots
         self._slots = torch.full((rows,), self._padding, device=device)
@@ -381,11 +439,11 @@ class _Graph:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            encode(self._features, place)
+            step(self._features, place)
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._result = encode(self._features, place)
+            self._result = step(self._features, place)
 
     def run(self, slots: _Indices, positions: _Indices, columns: _Indices, features: npt.NDArray[np.float32]) -> Tensor:
         """Take a step of at most as many rows."""

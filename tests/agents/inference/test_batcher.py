@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.inference.batcher import Batcher, FixedPacing, Pacing
+from agents.inference import metrics
+from agents.inference.batcher import Batcher
 from agents.inference.engine import Block, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.instant import InstantEngine
+from agents.inference.pacing import FixedPacing, Pacing
 
 
 class Watched(InstantEngine):
     """An instant engine that can be held, and keeps what it was asked."""
 
-    def __init__(self, finals_lanes: int = 1) -> None:
+    def __init__(self, finals_lanes: int = 1, blocks_at_once: int = 1) -> None:
         super().__init__()
         self.finals_lanes = finals_lanes
+        self.blocks_at_once = blocks_at_once
         self.steps: list[list[Block]] = []
         self.closed: list[SegmentKey] = []
         self.going = threading.Event()
@@ -209,3 +213,108 @@ async def test_a_failure_is_told() -> None:
         begin(batcher, "s")
         await until(lambda: heard.failures)
         assert isinstance(heard.failures[0], ZeroDivisionError)
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=9), max_batch=st.integers(1, 16), at_once=st.integers(2, 25))
+def test_several_blocks_of_a_segment_stay_in_order(counts: list[int], max_batch: int, at_once: int) -> None:
+    async def run() -> None:
+        engine = Watched(1, at_once)
+        engine.going.clear()
+        async with running(engine, FixedPacing(max_batch, 0.0)) as (batcher, heard):
+            begin(batcher, "first", *range(len(counts)))
+            batcher.put(block("first", 0))
+            await until(lambda: engine.steps)
+            for name, count in enumerate(counts):
+                for chunk in range(count):
+                    batcher.put(block(name, chunk))
+            engine.going.set()
+            await until(lambda: len(heard.blocks) == 1 + sum(counts))
+            for step in engine.steps:
+                assert len(step) <= max_batch
+                assert max(Counter(each.key for each in step).values()) <= at_once
+            for name in ["first", *range(len(counts))]:
+                batcher.finish(Finish(key=key(name), end_sample=0))
+            await until(lambda: len(heard.finals) == 1 + len(counts))
+            for name, count in enumerate(counts):
+                assert [each.chunk for each in heard.blocks if each.key == key(name)] == list(range(count))
+            assert batcher._held == 0
+
+    asyncio.run(run())
+
+
+async def test_one_late_segment_gets_what_the_live_ones_leave() -> None:
+    engine = Watched(1, 25)
+    engine.going.clear()
+    async with running(engine, FixedPacing(16, 0.0)) as (batcher, heard):
+        begin(batcher, "first", *range(10), "late")
+        batcher.put(block("first", 0))
+        await until(lambda: engine.steps)
+        for chunk in range(30):
+            batcher.put(block("late", chunk))
+        for name in range(10):
+            batcher.put(block(name, 0))
+        engine.going.set()
+        await until(lambda: len(heard.blocks) == 41)
+        assert Counter(each.key for each in engine.steps[1]) == Counter({key("late"): 6} | {key(name): 1 for name in range(10)})
+        assert [len(step) for step in engine.steps[2:]] == [16, 5, 3] or [len(step) for step in engine.steps[2:]] == [16, 8]
+
+
+async def test_of_an_ended_segment_no_text_is_wanted_before_its_final() -> None:
+    engine = Watched(1, 25)
+    engine.going.clear()
+    async with running(engine, FixedPacing(2, 0.0)) as (batcher, heard):
+        begin(batcher, "first", "ended", "open")
+        batcher.put(block("first", 0))
+        await until(lambda: engine.steps)
+        for chunk in range(60):
+            batcher.put(block("ended", chunk))
+        batcher.put(block("open", 0))
+        batcher.finish(Finish(key=key("ended"), end_sample=0))
+        engine.going.set()
+        await until(lambda: heard.finals)
+        assert len(engine.steps) == 2
+        assert [(each.key, each.quiet) for each in engine.steps[1]] == [(key("open"), False), *[(key("ended"), True)] * 60]
+
+
+async def test_partials_are_given_up_when_steps_are_late(monkeypatch: Any) -> None:
+    monkeypatch.setattr("agents.inference.batcher._LATE_STEP_S", 0.02)
+    engine = Watched(1, 25)
+    shed = metrics.SHED_SEGMENTS._value.get()
+    engine.going.clear()
+    async with running(engine, FixedPacing(64, 0.0)) as (batcher, heard):
+        begin(batcher, *range(17))
+        batcher.put(block(0, 0))
+        await until(lambda: engine.steps)
+        for name in range(1, 17):
+            for chunk in range(3 if name == 5 else 1):
+                batcher.put(block(name, chunk))
+        await asyncio.sleep(0.03)
+        engine.going.set()
+        await until(lambda: len(heard.blocks) == 19)
+        quiet = {each.key for step in engine.steps for each in step if each.quiet}
+        assert len(quiet) == 3, "an eighth of 17, and not again within a second"
+        assert key(5) in quiet, "what waits longest goes first"
+        assert metrics.SHED_SEGMENTS._value.get() == shed + 3
+        batcher.put(block(5, 3))
+        await until(lambda: len(heard.blocks) == 20)
+        assert heard.blocks[-1].quiet, "to the segment's end"
+
+
+async def test_partials_are_given_up_when_finals_are_late(monkeypatch: Any) -> None:
+    monkeypatch.setattr("agents.inference.batcher._LATE_FINAL_S", 0.02)
+    engine = Watched(1, 25)
+    engine.finals_batch = 1
+    engine.finals_going.clear()
+    async with running(engine, FixedPacing(64, 0.0)) as (batcher, heard):
+        begin(batcher, "in the lane", "waits", "live")
+        for name in ("in the lane", "waits"):
+            batcher.put(block(name, 0))
+            batcher.finish(Finish(key=key(name), end_sample=0))
+        await until(lambda: len(heard.blocks) == 2)
+        await asyncio.sleep(0.03)
+        batcher.put(block("live", 0))
+        await until(lambda: len(heard.blocks) == 3)
+        assert heard.blocks[-1].quiet
+        engine.finals_going.set()
+        await until(lambda: len(heard.finals) == 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from agents.inference.postprocess import readable
+from agents.inference.postprocess import Writer, WritingOptions, Written, joined, readable
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,92 @@ from agents.inference.postprocess import readable
 )
 def test_readable(raw: str, language: str, text: str) -> None:
     assert readable(raw, language) == text
+
+
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        # What WeNet's own test of its post-processor expects, in lower case.
+        ("震东好帅", "震东好帅"),
+        (" 吴迪 也 好帅", "吴迪也好帅"),
+        ("▁binbin▁is▁also▁handsome", "binbin is also handsome"),
+        (" life is short i use wenet", "life is short i use wenet"),
+        ("超哥▁is▁the▁most▁handsome", "超哥 is the most handsome"),
+        (" 人生 苦短 i use wenet", "人生苦短i use wenet"),
+        ("▁zhendong▁ist▁so▁schön", "zhendong ist so schön"),
+        (" zhendong ist so schön", "zhendong ist so schön"),
+        # And what a decoder gives beyond that.
+        ("<unk>▁FLAT▁WHI<unk>TE</context>", "flat white"),
+        ("▁▁a▁", "a"),
+        ("", ""),
+    ],
+)
+def test_units_are_joined(units: str, text: str) -> None:
+    assert joined(units) == text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grammars")
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> Writer:
+    return Writer(cache_dir=folder)
+
+
+def said(text: str, *pauses_ms: int) -> list[Written]:
+    """Return words (Chinese: characters) of 200 ms each; ``|`` is the next of the pauses."""
+    words, at, left = [], 0, list(pauses_ms)
+    for each in text.split() if " " in text or text.isascii() else list(text):
+        if each == "|":
+            at += left.pop(0)
+        else:
+            words.append(Written(each, at, at + 200))
+            at += 200
+    return words
+
+
+@pytest.mark.parametrize(
+    ("words", "language", "text"),
+    [
+        (said("i want twenty three tickets | for tomorrow", 600), "en", "I want 23 tickets, for tomorrow."),
+        (said("that is all | what is the time", 1_500), "en-US", "That is all. What is the time?"),
+        (said("hello"), "", "Hello."),
+        (said("i think i'm here"), "en", "I think I'm here."),
+        (said("call eight zero zero five five five one two one two"), "en", "Call 800-555-1212."),
+        (said("how about it"), "en", "How about it?"),
+        (said("what a day"), "en", "What a day."),
+        (said("have a nice day"), "en", "Have a nice day."),
+        (said("do it now"), "en", "Do it now."),
+        (said("is the line free"), "en", "Is the line free?"),
+        (said("what's the weather like"), "en", "What's the weather like?"),
+        (said("二零二二年一月十三号"), "zh", "2022/01/13。"),
+        (said("你好|今天百分之三十的人来了吗", 700), "", "你好，今天30%的人来了吗？"),
+        (said("ich habe zwei hunde"), "de", "Ich habe zwei hunde."),
+        ([], "en", ""),
+    ],
+)
+def test_words_are_written(writer: Writer, words: list[Written], language: str, text: str) -> None:
+    assert writer.write(words, language) == text
+
+
+def test_what_breaks_off_has_no_stop(writer: Writer) -> None:
+    assert writer.write(said("and then | he", 600), "en", complete=False) == "And then, he"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (WritingOptions(numbers=False), "I have twenty one, and one."),
+        (WritingOptions(punctuation=False), "I have 21 and one"),
+        (WritingOptions(capitals=False), "i have 21, and one."),
+        (WritingOptions(numbers=False, punctuation=False, capitals=False), "i have twenty one and one"),
+    ],
+)
+def test_each_part_can_be_switched_off(folder: Path, options: WritingOptions, text: str) -> None:
+    assert Writer(options, folder).write(said("i have twenty one | and one", 600), "en") == text
+
+
+def test_what_the_grammar_cannot_read_stays(writer: Writer) -> None:
+    assert writer.write(said('a " b \\ [c] {d'), "en") == 'A " b \\ [c] {d.'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -112,10 +111,21 @@ def test_lower_precisions_say_about_the_same(loaded: LoadedModel, fbank: np.ndar
     assert not torch.equal(found, expected)
 
 
-def test_room_ends_with_the_table_of_positions(loaded: LoadedModel) -> None:
+def test_a_segment_ends_with_the_table_of_positions(loaded: LoadedModel) -> None:
     encoder = streaming(loaded)
     encoder.open([0])
-    assert encoder.room(0) == 5_000 // BLOCK
+    encoder._taken[0] = 5_000 // BLOCK - 1
+    with pytest.raises(ValueError, match="longer than the 200 s"):
+        encoder.step([0], np.zeros((1, STRIDE + WINDOW, MEL), np.float32), 2)
     encoder.step([0], np.zeros((1, WINDOW, MEL), np.float32))
-    assert encoder.room(0) == 5_000 // BLOCK - 1
-    assert math.isfinite(float(encoder.pools[0].history.sum()))
+    assert encoder.taken(0) == 5_000 // BLOCK
+
+
+def test_a_bad_segment_does_not_spoil_the_next(loaded: LoadedModel, fbank: np.ndarray) -> None:
+    encoder = streaming(loaded)
+    encoder.open([0])
+    expected = one_by_one(encoder, 0, fbank, range(3))
+    encoder.open([0])
+    encoder.step([0], np.full((1, WINDOW, MEL), np.nan, np.float32))
+    encoder.open([0])
+    assert torch.equal(one_by_one(encoder, 0, fbank, range(3)), expected)

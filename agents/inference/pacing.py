@@ -1,0 +1,135 @@
+"""How large the engine's steps are, and how long one waits to fill.
+
+A step costs a part that is always the same and a part for each block. The first part is what batching saves: with 50 channels whose blocks
+come at 50 different moments, an engine that never waited would do 50 small steps in the time of four large ones. The longer it waits, the
+later the text. So the wait is chosen such that the fixed part takes no more than a small share of the time, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+__all__ = ["AdaptivePacing", "FixedPacing", "Pace", "Pacing"]
+
+#: Size of a step for up to so many active channels: room for all of them, in sizes that a GPU records its work for.
+_SIZES: Final = ((20, 32), (40, 48), (None, 64))
+#: How often the pace is looked at; the first time sooner, when a little is known.
+_LOOK_S: Final = 10.0
+_FIRST_LOOK_S: Final = 1.0
+#: The size moves by this much, so that one busy moment does not change everything.
+_SIZE_STEP: Final = 8
+#: The wait moves by this share of the way.
+_WAIT_SHARE: Final = 0.5
+#: The share of the time that may go into what every step costs, however small.
+_FIXED_SHARE: Final = 0.1
+_SHORTEST_WAIT_MS: Final = 2.0
+#: A quarter of what a frame may take on its whole way.
+_LONGEST_WAIT_MS: Final = 75.0
+_FIRST_WAIT_MS: Final = 10.0
+#: What is remembered of a step after the next one: of the last 200 most counts.
+_MEMORY: Final = 0.99
+_MS_PER_S: Final = 1_000
+#: A channel that speaks without a pause has a block every 200 ms.
+_BLOCK_S: Final = 0.2
+#: The engine's share of the time up to which a machine carries channels without falling behind now and then.
+_FULL_SHARE: Final = 0.8
+
+
+class Pace(NamedTuple):
+    """How large a step may be, and how long to wait for it to fill."""
+
+    max_batch: int
+    max_wait_ms: float
+
+
+class Pacing(Protocol):
+    """Decides the pace of steps."""
+
+    def pace(self, active: int) -> Pace:
+        """Return the pace for that many open segments."""
+
+    def observe(self, blocks: int, took_s: float) -> None:
+        """Hear how long a step took."""
+
+
+class FixedPacing:
+    """Always the same pace."""
+
+    def __init__(self, max_batch: int = 64, max_wait_ms: float = 5.0) -> None:
+        self._pace = Pace(max_batch, max_wait_ms)
+
+    def pace(self, active: int) -> Pace:
+        """Return the pace."""
+        return self._pace
+
+    def observe(self, blocks: int, took_s: float) -> None:
+        """Ignore it."""
+
+
+class AdaptivePacing:
+    """See the module. One thread uses it.
+
+    Args:
+        clock: seconds that only go on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._look_s = clock() + _FIRST_LOOK_S
+        self._busiest = 0
+        self._pace: Pace | None = None
+        # Decaying sums of 1, n, n n, t, n t over the steps: n blocks took t.
+        self._sums = [0.0] * 5
+
+    def pace(self, active: int) -> Pace:
+        """Return the pace for that many open segments."""
+        self._busiest = max(self._busiest, active)
+        now_s = self._clock()
+        if self._pace is None:
+            self._pace = Pace(_size_for(active), _FIRST_WAIT_MS)
+        elif now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_S
+            self._pace = self._next(self._pace)
+            self._busiest = active
+        return self._pace
+
+    def observe(self, blocks: int, took_s: float) -> None:
+        """Hear how long a step took."""
+        new = (1.0, blocks, blocks * blocks, took_s, blocks * took_s)
+        self._sums = [_MEMORY * old + each for old, each in zip(self._sums, new, strict=True)]
+
+    @property
+    def costs_s(self) -> tuple[float, float]:
+        """What every step costs, and what each block adds, in seconds: the straight line that fits the last steps best."""
+        count, blocks, squares, took, products = self._sums
+        if not count:
+            return 0.0, 0.0
+        spread = squares - blocks * blocks / count
+        each = max(0.0, (products - blocks * took / count) / spread) if spread > 1e-6 * squares else 0.0
+        fixed = max(0.0, (took - each * blocks) / count)
+        return fixed, each
+
+    @property
+    def channels(self) -> int:
+        """How many channels of continuous speech the engine can follow at its longest wait; 0 while that is not known."""
+        fixed, each = self.costs_s
+        if not each:
+            return 0
+        steps = _BLOCK_S / (_LONGEST_WAIT_MS / _MS_PER_S + fixed)
+        return max(0, int((_FULL_SHARE * _BLOCK_S - steps * fixed) / each))
+
+    def _next(self, pace: Pace) -> Pace:
+        fixed, each = self.costs_s
+        wanted_size = _size_for(self._busiest)
+        size = pace.max_batch + max(-_SIZE_STEP, min(_SIZE_STEP, wanted_size - pace.max_batch))
+        period_s = fixed / _FIXED_SHARE
+        filled = min(size, self._busiest * period_s / _BLOCK_S)
+        wanted_ms = _MS_PER_S * (period_s - fixed - each * filled)
+        wanted_ms = min(_LONGEST_WAIT_MS, max(_SHORTEST_WAIT_MS, wanted_ms))
+        return Pace(size, pace.max_wait_ms + _WAIT_SHARE * (wanted_ms - pace.max_wait_ms))
+
+
+def _size_for(active: int) -> int:
+    return next(size for most, size in _SIZES if most is None or active <= most)
