@@ -22,5 +22,6 @@ def register(app: StreamsApp) -> None:
 
     @app.agent(source, name="features")
     async def features(stream: Any) -> None:
+        """Turn speech into features."""
         async for event in stream.events():
             await stage.accept(event)

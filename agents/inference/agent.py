@@ -22,5 +22,6 @@ def register(app: StreamsApp) -> None:
 
     @app.agent(source, name="inference")
     async def inference(stream: Any) -> None:
+        """Turn features into text."""
         async for event in stream.events():
             await stage.accept(event)

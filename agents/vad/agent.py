@@ -22,5 +22,6 @@ def register(app: StreamsApp) -> None:
 
     @app.agent(source, name="vad")
     async def vad(stream: Any) -> None:
+        """Find speech in what recorders send; answer silence."""
         async for event in stream.events():
             await stage.accept(event)
