@@ -100,20 +100,41 @@ class Settings(BaseSettings):
     session_lost_ms: int = Field(30_000, ge=1_000, description="A session without audio or heartbeats for this long is closed.")
 
     # Features and inference
-    engine: Literal["whisper", "instant"] = Field(
-        "whisper", description="What recognises speech; instant answers at once with nothing, for measuring the rest."
+    engine: Literal["conformer", "whisper", "instant"] = Field(
+        "whisper",
+        description="What recognises speech: conformer streams WeNet's models in one batch, whisper knows every word and answers later; "
+        "instant answers at once with nothing, for measuring the rest.",
     )
     feature_kind: Literal["auto", "fbank", "mfcc", "none"] = Field("auto", description="Features to compute; auto: what the engine needs.")
     model: str = Field(
         "tiny.en", description="Model of the engine: a path, or a name found in the cache, in an installed package or on the hub."
     )
+    model_dir: Path | None = Field(None, description="A WeNet model directory for the engine conformer; it wins over ASR_MODEL.")
     language: str = Field("", description="Language where a session names none; unset: the model's own, or detected.")
     threads: int = Field(1, ge=1, description="CPU threads for each engine worker.")
-    engine_workers: int = Field(2, ge=1, description="Segments that an engine without batching decodes at the same time.")
+    engine_workers: int = Field(2, ge=1, description="Finals that are decoded at the same time; for whisper partials too.")
     engine_timeout_ms: int = Field(30_000, ge=100, description="An engine that does not answer for this long is killed and restarted.")
     partial_interval_ms: _Ms = Field(
         1_000, description="Shortest time between two partials of one segment, for engines that decode anew; grows with load."
     )
+
+    # The engine conformer
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute; auto: on a GPU where there is one.")
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
+        "auto", description="What partials are computed in; finals always in fp32. auto: bf16 where the processor has it; int8 needs a CPU."
+    )
+    engine_slots: int = Field(128, ge=1, description="Segments that can have partials at the same time; the others have finals alone.")
+    chunk_frames: int = Field(5, ge=1, le=50, description="Encoder frames of 40 ms that are taken at once; 5 are a block of 200 ms.")
+    left_chunks: int = Field(8, ge=0, le=100, description="Chunks of the past that the encoder looks back on.")
+    beam: int = Field(10, ge=2, le=64, description="Hypotheses that the search follows, and that are rescored.")
+    rescoring: bool = Field(True, description="Let the attention decoder choose among the hypotheses of a final.")
+    ctc_weight: float = Field(0.5, ge=0.0, description="What the search's score counts beside the attention decoder's.")
+    reverse_weight: float | None = Field(
+        None, ge=0.0, le=1.0, description="What the right-to-left decoder counts; unset: as the model's train.yaml says."
+    )
+    itn: bool = Field(True, description="Write numbers, dates and amounts in finals as digits (Chinese and English).")
+    punctuation: bool = Field(True, description="Set commas, stops and question marks in finals, where the speaker paused.")
+    sentence_case: bool = Field(True, description="Begin sentences in finals with a capital.")
 
     # Gateway
     gateway_host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
@@ -133,6 +154,8 @@ class Settings(BaseSettings):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"ASR_{name.upper()}: there is no file {path}")
+        if self.engine == "conformer" and self.feature_kind not in ("auto", "fbank"):
+            raise ValueError("ASR_FEATURE_KIND must be fbank or auto with ASR_ENGINE=conformer")
         if self.vad_tail_ms > self.vad_closing_ms:
             raise ValueError("ASR_VAD_TAIL_MS must be at most ASR_VAD_CLOSING_MS: what comes later is not known to be silence yet")
         return self

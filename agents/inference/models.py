@@ -1,6 +1,7 @@
 """Where an engine's model comes from: a folder, the cache, an installed package, or the hub; and which one exactly it is.
 
-A Whisper model is a folder in CTranslate2's format: ``model.bin``, ``config.json``, ``tokenizer.json`` and a vocabulary.
+A Whisper model is a folder in CTranslate2's format: ``model.bin``, ``config.json``, ``tokenizer.json`` and a vocabulary. A WeNet model is a
+folder as its training leaves it: ``train.yaml``, ``final.pt``, ``units.txt`` and mostly ``global_cmvn``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 
 from streams.errors import UserError
 
-__all__ = ["ModelError", "ModelFiles", "digest_of", "resolve"]
+__all__ = ["ModelError", "ModelFiles", "digest_of", "resolve", "wenet_directory"]
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,10 @@ _WEIGHTS: Final = "model.bin"
 #: What belongs to a model, by its name; anything else in its folder does not change what it says.
 _FILES: Final = ("config.json", _WEIGHTS, "preprocessor_config.json", "tokenizer.json", "vocabulary.*")
 _READ_BYTES: Final = 1 << 20
+#: Without these a folder is no WeNet model.
+_WENET_FILES: Final = ("train.yaml", "final.pt", "units.txt")
+#: The model that comes with the program.
+_BUNDLED: Final = Path(__file__).parent / "conformer" / "bundled"
 
 
 class ModelError(UserError):
@@ -85,6 +90,22 @@ def resolve(name: str, cache_dir: Path) -> ModelFiles:
     models_dir = cache_dir / "models"
     folder = _at_path(name) or _in_cache(name, models_dir) or _in_package(name, models_dir) or _from_hub(name, models_dir)
     return ModelFiles(name, folder, digest_of(folder, models_dir))
+
+
+def wenet_directory(wanted: Path | None) -> Path:
+    """Return where a WeNet model is.
+
+    Args:
+        wanted: a folder; unset: the model that comes with the program.
+
+    Raises:
+        ModelError: it is not there, or not whole.
+    """
+    folder = (wanted or _BUNDLED).expanduser()
+    if missing := [name for name in _WENET_FILES if not (folder / name).is_file()]:
+        what = f"{folder} holds no WeNet model: {', '.join(missing)} missing" if wanted else "no model comes with this installation"
+        raise ModelError(what, f"Set ASR_MODEL_DIR to a folder with {', '.join(_WENET_FILES)} and, where there is one, global_cmvn.")
+    return folder.resolve()
 
 
 def digest_of(folder: Path, cache_dir: Path | None = None) -> str:

@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
 from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.frames import (
@@ -41,7 +42,7 @@ from agents.inference.frames import (
     receive,
     to_worker,
 )
-from agents.inference.models import resolve
+from agents.inference.models import resolve, wenet_directory
 from streams.settings import Settings
 
 __all__ = ["EngineProcess", "engine_spec"]
@@ -63,7 +64,7 @@ _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 5.0
 #: Starts in a row that may fail: 0.05 + 0.1 + ... + 0.8 s, and the starts themselves.
 _FAILED_STARTS: Final = 6
-#: Each decoding has its own thread; libraries that start more would only get in each other's way.
+#: Each decoding has its own threads; libraries that start more would only get in each other's way.
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: It makes CTranslate2 ten times slower.
 _NOT_INHERITED: Final = ("CT2_USE_MKL",)
@@ -78,6 +79,8 @@ def engine_spec(settings: Settings) -> EngineSpec:
     """
     if settings.engine == "instant":
         return EngineSpec(factory="agents.inference.instant:InstantEngine")
+    if settings.engine == "conformer":
+        return EngineSpec(factory="agents.inference.conformer.engine:ConformerEngine", options=_conformer_options(settings))
     model = resolve(settings.model, settings.cache_dir)
     return EngineSpec(
         factory="agents.inference.whisper:WhisperEngine",
@@ -90,6 +93,30 @@ def engine_spec(settings: Settings) -> EngineSpec:
             "partial_interval_ms": settings.partial_interval_ms,
         },
     )
+
+
+def _conformer_options(settings: Settings) -> dict[str, Any]:
+    wanted = settings.model_dir or (Path(settings.model) if "model" in settings.model_fields_set else None)
+    return {
+        "folder": str(wenet_directory(wanted)),
+        "device": settings.device,
+        "precision": settings.precision,
+        "threads": settings.threads,
+        "finals_lanes": settings.engine_workers,
+        "slots": settings.engine_slots,
+        "block_frames": settings.chunk_frames,
+        "left_blocks": settings.left_chunks,
+        "beam": settings.beam,
+        "ctc_weight": settings.ctc_weight,
+        "reverse_weight": settings.reverse_weight,
+        "rescoring": settings.rescoring,
+        "longest_ms": settings.vad_max_segment_ms,
+        "language": settings.language,
+        "numbers": settings.itn,
+        "punctuation": settings.punctuation,
+        "capitals": settings.sentence_case,
+        "cache_dir": str(settings.cache_dir),
+    }
 
 
 class _DownError(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents.inference import models
-from agents.inference.models import ModelError, digest_of, resolve
+from agents.inference.models import ModelError, digest_of, resolve, wenet_directory
 
 
 @pytest.fixture
@@ -115,3 +115,12 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ModelError, match=r"No space left on device\. It needs 145 MB there; ASR_CACHE_DIR"):
         resolve("base", tmp_path)
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_wenet_model_is_a_folder(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "data" / "wenet" / "models" / "u2"
+    assert wenet_directory(folder) == folder.resolve()
+    (tmp_path / "train.yaml").touch()
+    with pytest.raises(ModelError, match=r"final\.pt, units\.txt missing") as refused:
+        wenet_directory(tmp_path)
+    assert "ASR_MODEL_DIR" in (refused.value.remedy or "")
