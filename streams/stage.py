@@ -143,7 +143,6 @@ class Stage(Service, Emitter):
         self._between_steps: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
         self._committing = asyncio.Lock()
-        self._failure: BaseException | None = None
         self._draining = False
         #: Open inputs as of the last look: too dear to count for each record.
         self._open_lately = 0
@@ -244,10 +243,12 @@ class Stage(Service, Emitter):
         tenure = cast("Tenure", cause.tenure)
         if not tenure.alive or cause.warm:
             return
-        standing = tenure.sessions[cause.key.session_id]
+        standing = tenure.sessions.get(cause.key.session_id)
         for record in records:
             fields: dict[str, int] = {"epoch": tenure.epoch}
             if isinstance(record, FlowRecord):
+                if standing is None:
+                    continue  # the session is over: an answer still goes out, but nothing goes on
                 fields["ordinal"] = standing.next_ordinal
                 standing.next_ordinal += 1
             if cause.offset < tenure.emit_from_offset:

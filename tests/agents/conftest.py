@@ -20,8 +20,8 @@ from streams.topic_admin import ensure_topics
 from streams.topics import Topic
 
 PATIENCE_S = 30.0
-#: Nothing is committed here: the consumer group is not joined.
-NEVER_MS = 3_600_000
+#: Nothing is committed here, for the consumer group is not joined; more than any machine has been up.
+NEVER_MS = 10**12
 
 Feed = Callable[[Sequence[Record | bytes]], Awaitable[None]]
 
@@ -33,6 +33,13 @@ class Fed:
         self._settings = settings
         self._stage = stage
         self._tenure = tenure
+
+    async def more(self, records: Sequence[Record]) -> None:
+        """Feed further records past the agent, and wait until they are settled."""
+        for record in records:
+            value = default_codec().encode(record)
+            await self._stage.read(0, self._tenure.frontier.next_offset, time.time_ns() // 1_000_000, b"7", value)
+        await settled(self._tenure)
 
     def captured(self) -> Snapshot:
         """Return the state that the stage would commit now."""
@@ -61,6 +68,13 @@ class Fed:
         return records
 
 
+async def settled(tenure: Tenure) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while tenure.frontier.open_inputs and time.monotonic() < deadline_s:  # noqa: ASYNC110 as an outsider
+        await asyncio.sleep(0.02)
+    assert not tenure.frontier.open_inputs, "some inputs were never settled"
+
+
 @pytest.fixture
 def stage_fed_with(settings: Settings) -> Callable[..., AsyncIterator[Fed]]:
     """A context: the agent of a stage, fed with records in a row on partition 0, then finished with all of them."""
@@ -82,10 +96,8 @@ def stage_fed_with(settings: Settings) -> Callable[..., AsyncIterator[Fed]]:
             for record in records:
                 value = record if isinstance(record, bytes) else default_codec().encode(record)
                 await wrapper.put(value, key=b"7")
-        deadline_s = time.monotonic() + PATIENCE_S
-        while tenure.frontier.settled_to < len(records) and time.monotonic() < deadline_s:  # noqa: ASYNC110 as an outsider
-            await asyncio.sleep(0.02)
-        assert tenure.frontier.settled_to == len(records), "some inputs were never settled"
+        await settled(tenure)
+        assert tenure.frontier.settled_to == len(records)
         try:
             yield Fed(own, stage, tenure)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from schemas import AudioFrame, Coverage, Rejected, SessionEnd, SessionStart
@@ -46,3 +47,14 @@ async def test_what_is_no_record_is_rejected_and_the_next_frame_is_answered(stag
         assert isinstance(rejected, Rejected)
         assert (rejected.stage, rejected.offset, rejected.key, rejected.value) == ("vad", 1, b"7", b"\x00no such thing")
         await fed.said(topics.COVERAGE, 1)
+
+
+async def test_a_frame_after_the_end_of_its_session_is_answered_and_goes_no_further(stage_fed_with) -> None:
+    end = SessionEnd(channel_id="7", session_id="s", conversation_id="k", ordinal=2, position_samples=FRAME_SAMPLES, reason="hangup")
+    late = msgspec.structs.replace(silence(1), ordinal=3)
+    async with stage_fed_with("vad", [START, silence(0), end]) as fed:
+        assert fed.captured().sessions == ()
+        await fed.more([late, msgspec.structs.replace(START, session_id="next")])
+        assert len(fed.captured().sessions) == 1, "the next session on the channel goes its way"
+        onward = await fed.said(topics.SPEECH, 3)
+        assert [each.session_id for each in onward] == ["s", "s", "next"]
