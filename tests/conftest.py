@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,12 @@ from streams.settings import Settings, load_settings
 
 #: Enough for records of different channels to be apart, few enough to be made in an instant.
 PARTITIONS = 4
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_works() -> None:
+    """Let the processes under test be interrupted, also where the tests run in the background and inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
