@@ -36,6 +36,8 @@ class CountingCore:
         self._next_offset: dict[SessionKey, int] = {}
         # How long a step takes, so that a worker can be killed with work in its hands.
         self._step_s = float(os.environ.get("COUNTING_STEP_S", "0"))
+        # Inputs, as partition:offset, that are never done: work that a batcher or an engine still has.
+        self._held = set(os.environ.get("COUNTING_HOLD", "").split())
 
     async def start(self) -> None:
         """Nothing to warm up."""
@@ -72,7 +74,8 @@ class CountingCore:
             elif isinstance(record, SessionEnd):
                 self._emitter.emit(each, [record])
                 del self._sessions[each.key]
-            self._emitter.done(each)
+            if f"{each.key.partition}:{each.offset}" not in self._held:
+                self._emitter.done(each)
 
     def snapshot(self, key: SessionKey) -> SessionState | None:
         if key not in self._sessions:

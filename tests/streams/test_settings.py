@@ -106,3 +106,29 @@ def test_features_are_what_the_engine_needs_unless_set() -> None:
 
 def test_milliseconds_are_samples_of_16_khz() -> None:
     assert (Settings.samples(200), Settings.samples(1)) == (3_200, 16)
+
+
+def test_a_channel_can_have_other_thresholds():
+    settings = load_settings(vad_confidence=0.8, vad_channels={"7": {"vad_confidence": 0.95, "vad_closing_ms": 400}})
+    assert settings.for_channel("8") is settings
+    other = settings.for_channel("7")
+    assert (other.vad_confidence, other.vad_closing_ms, other.vad_tail_ms) == (0.95, 400, settings.vad_tail_ms)
+    assert other.for_channel("7") is other
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"vad_confidence": 2}, "ASR_VAD_CHANNELS: channel '7': ASR_VAD_CONFIDENCE: .*less than or equal to 1"),
+        ({"vad_tail_ms": 400}, "ASR_VAD_CHANNELS: channel '7': ASR_VAD_TAIL_MS must be at most"),
+        ({"engine": "instant"}, "ASR_VAD_CHANNELS: 'engine' of channel '7' is none of vad_denoise"),
+    ],
+)
+def test_what_a_channel_cannot_have_is_named(values, said):
+    with pytest.raises(SettingsError, match=said):
+        load_settings(vad_channels={"7": values})
+
+
+def test_channels_come_from_the_environment_as_json(monkeypatch):
+    monkeypatch.setenv("ASR_VAD_CHANNELS", '{"7": {"vad_min_speech_ms": 100}}')
+    assert load_settings().for_channel("7").vad_min_speech_ms == 100

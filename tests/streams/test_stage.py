@@ -274,6 +274,30 @@ def test_stop_and_start_lose_nothing(settings: Settings, workers: Workers, speec
     assert epochs == {1, 2}, "each takeover counts one epoch on"
 
 
+def test_what_a_stage_still_holds_is_never_committed_past(settings: Settings, workers: Workers, speech: Listener) -> None:
+    """Four cases, a partition each, in which acknowledging out of order made the consumer library commit past held events.
+
+    On a partition without a commit any number of them was jumped, and after one at 10 exactly one was.
+    """
+    held = {0: [0, 1, 2], 1: [2], 2: [10], 3: [10, 11]}
+    calls = Calls(settings, sessions=4)
+    first = workers.start(COUNTING_HOLD=" ".join(f"{partition}:{offset}" for partition, offsets in held.items() for offset in offsets))
+    calls.speak(9)  # with the session's start, offsets 0 to 9
+    wait_until(lambda: {2, 3} <= {partition for partition, (offset, _) in committed(settings).items() if offset == 10}, "commits of 10")
+    calls.speak(10)
+    wait_until(lambda: len(speech.read()) == 4 * 19, "all outputs, also those of inputs that are held")
+    calls.speak(1)
+    wait_until(lambda: len(speech.read()) == 4 * 20, "one more round, in which commits could be made")
+    time.sleep(1.0)  # five times the interval between snapshots
+    first.kill()
+    offsets = {partition: offset for partition, (offset, _) in committed(settings).items()}
+    assert all(offsets[partition] <= min(still_held) for partition, still_held in held.items()), offsets
+    workers.start()
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == 4, "the end of all sessions")
+    check_nothing_lost(calls, speech)
+
+
 def test_kill_9_in_the_middle_of_calls_loses_nothing(settings: Settings, workers: Workers, speech: Listener) -> None:
     """Two workers share more sessions than partitions; each is killed once, with work in its hands."""
     calls = Calls(settings, sessions=settings.partitions + 2)
