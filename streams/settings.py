@@ -121,7 +121,10 @@ class Settings(BaseSettings):
     # The engine conformer
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute; auto: on a GPU where there is one.")
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
-        "auto", description="What partials are computed in; finals always in fp32. auto: bf16 where the processor has it; int8 needs a CPU."
+        "auto", description="What partials are computed in. auto: bf16 where the processor or GPU has it; int8 needs a CPU, fp16 a GPU."
+    )
+    final_precision: Literal["fp32", "bf16", "fp16", "int8"] = Field(
+        "fp32", description="What finals are computed in; another one is faster, and no final depends on load in any."
     )
     engine_slots: int = Field(128, ge=1, description="Segments that can have partials at the same time; the others have finals alone.")
     chunk_frames: int = Field(5, ge=1, le=50, description="Encoder frames of 40 ms that are taken at once; 5 are a block of 200 ms.")

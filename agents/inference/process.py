@@ -101,6 +101,7 @@ def _conformer_options(settings: Settings) -> dict[str, Any]:
         "folder": str(wenet_directory(wanted)),
         "device": settings.device,
         "precision": settings.precision,
+        "final_precision": settings.final_precision,
         "threads": settings.threads,
         "finals_lanes": settings.engine_workers,
         "slots": settings.engine_slots,

@@ -123,7 +123,8 @@ class ConformerEngine:
     Args:
         folder: a WeNet model directory; an ``lm.arpa`` in it is a language model for the search.
         device: ``cpu``, ``cuda`` or ``auto``.
-        precision: what partials are computed in: ``auto``, ``fp32``, ``bf16``, ``fp16`` (CUDA), ``int8`` (CPU); finals are always float32.
+        precision: what partials are computed in: ``auto``, ``fp32``, ``bf16``, ``fp16`` (CUDA), ``int8`` (CPU).
+        final_precision: what finals are computed in: the same, without ``auto``.
         threads: CPU threads of the live lane, and of each final.
         finals_lanes: finals that are decoded at the same time.
         slots: segments that can have partials at the same time.
@@ -153,6 +154,7 @@ class ConformerEngine:
         *,
         device: str = "auto",
         precision: str = "auto",
+        final_precision: str = "fp32",
         threads: int = 1,
         finals_lanes: int = 1,
         slots: int = 128,
@@ -189,7 +191,7 @@ class ConformerEngine:
         self._max_frames = max_frames
         if reverse_weight is None:
             reverse_weight = float((loaded.config.get("model_conf") or {}).get("reverse_weight", 0.0))
-        options = FinalOptions(beam, ctc_weight, reverse_weight, rescoring, max_frames)
+        options = FinalOptions(beam, ctc_weight, reverse_weight, rescoring, max_frames, _precision(final_precision, where))
         lanes = max(1, finals_lanes)
         self._finals = FinalDecoder(model, lanes=lanes, block_frames=block_frames, left_blocks=left_blocks, options=options, lm=lm)
         self._free_lanes: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -4,8 +4,8 @@ A final must come out the same in company and alone, live and in a replay, howev
 give that by itself: the sum in a matrix product is taken in an order that depends on the shapes, so the last bits of a streaming step
 depend on who shares it, and one bit may decide between two hypotheses. Here nothing but the segment has a say:
 
-* The encoder takes the segment *alone*, whole, in float32, each frame seeing what it would have seen in the stream. Every shape follows
-  from the segment's length.
+* The encoder takes the segment *alone*, whole, in float32 by default, each frame seeing what it would have seen in the stream. Every shape
+  follows from the segment's length.
 * The search runs in float64 over those log-probabilities, alone in its slot.
 * The decoders take the n-best of this one segment; their shapes follow from the segment's hypotheses.
 * Features are a function of their chunk alone (see ``agents.features``), and chunks are counted from the segment's start.
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from agents.inference.conformer.model import FEATURE_OVERLAP, SUBSAMPLING, StreamingModel, TransformerDecoder
-from agents.inference.conformer.streaming import StreamingEncoder
+from agents.inference.conformer.streaming import Precision, StreamingEncoder
 from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.lm import NgramLm
 from agents.inference.decoding.prefix_beam import BeamOptions, NBest, PrefixBeamSearch
@@ -66,6 +66,7 @@ class FinalOptions:
         reverse_weight: what the right-to-left decoder counts among the decoders.
         rescoring: whether the decoders are asked at all.
         max_frames: encoder frames of the longest segment that is expected; a longer one takes its own room.
+        precision: what the encoder computes in. What the module promises holds for each: it rests on shapes.
     """
 
     beam: int = 10
@@ -73,6 +74,7 @@ class FinalOptions:
     reverse_weight: float = 0.0
     rescoring: bool = True
     max_frames: int = 500
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,9 @@ class FinalDecoder:
         self._model = model
         self._options = options or FinalOptions()
         self._lm = lm
-        self._encoder = StreamingEncoder(model, slots=lanes, block_frames=block_frames, left_blocks=left_blocks)
+        self._encoder = StreamingEncoder(
+            model, slots=lanes, block_frames=block_frames, left_blocks=left_blocks, precision=self._options.precision
+        )
         self._searches = [self._search(self._options.max_frames).compile() for _ in range(lanes)]
         self._reverse_weight = self._options.reverse_weight if model.right_to_left is not None else 0.0
 
@@ -142,7 +146,7 @@ class FinalDecoder:
         if not (self._options.rescoring and len(hidden)):
             best = nbest.best
             return Reading(best.tokens, best.frames, best.token_confidences, best.confidence, nbest)
-        rescored = self._rescored(hidden, nbest)
+        rescored = self._rescored(hidden.float(), nbest)
         winner = nbest.hypotheses[rescored.winner]
         confidences = rescored.token_confidences[rescored.winner]
         return Reading(winner.tokens, winner.frames, confidences, rescored.confidence, nbest, rescored)

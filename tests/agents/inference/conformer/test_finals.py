@@ -14,6 +14,7 @@ import torch
 from agents.inference.conformer.finals import FinalDecoder, FinalOptions, Reading, held_ends
 from agents.inference.conformer.loader import LoadedModel, load_model
 from agents.inference.conformer.model import encoder_frames
+from agents.inference.conformer.streaming import Precision
 
 WENET = Path(__file__).parents[3] / "data" / "wenet"
 SEARCH_TOLERANCE, RESCORING_TOLERANCE = 5e-3, 1e-3
@@ -74,8 +75,9 @@ def test_without_rescoring_the_search_decides(loaded: LoadedModel, expected: dic
     assert reading.rescored is None
 
 
-def test_lanes_say_the_same_to_the_last_bit(loaded: LoadedModel, fbank: dict[str, np.ndarray]) -> None:
-    decoder = FinalDecoder(loaded.model, lanes=3)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_lanes_say_the_same_to_the_last_bit(loaded: LoadedModel, fbank: dict[str, np.ndarray], precision: Precision) -> None:
+    decoder = FinalDecoder(loaded.model, lanes=3, options=FinalOptions(precision=precision))
     segments = [held_ends(fbank[wav][start:end]) for wav in fbank for start, end in ((0, 200), (33, 371), (100, 423), (7, 9))]
     alone = [decoder.decode(0, segment) for segment in segments]
 
