@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _CONTACT_TIMEOUT_S: Final = 5.0
 #: For the work: hundreds of partitions on a machine that is busy.
 _TIMEOUT_S: Final = 30.0
+_GONE_LOOK_S: Final = 0.05
 _POLL_S: Final = 0.05
 #: Another value of these loses records or puts them where nobody looks.
 _BREAKING: Final = frozenset({"exists", "partitions", "cleanup.policy", "message.timestamp.type", "max.message.bytes"})
@@ -113,20 +114,25 @@ def create_topics(settings: Settings, topics: Sequence[Topic] = TOPICS) -> list[
 
 
 def delete_topics(settings: Settings, topics: Sequence[Topic] = TOPICS) -> None:
-    """Remove the topics with all their records; those that do not exist are no error.
+    """Remove the topics with all their records, and wait until they are gone; those that do not exist are no error.
 
     Raises:
         ClusterError: the cluster does not answer or refuses.
     """
+    names = {topic.full_name(settings) for topic in topics}
 
     def delete(client: AdminClient) -> None:
-        answers = client.delete_topics([topic.full_name(settings) for topic in topics], operation_timeout=_TIMEOUT_S)
+        answers = client.delete_topics(list(names), operation_timeout=_TIMEOUT_S)
         for answer in answers.values():
             try:
                 answer.result()
             except KafkaException as failure:
                 if failure.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
+        # Brokers hear of it a moment after the controller has agreed.
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while names & client.list_topics(timeout=_CONTACT_TIMEOUT_S).topics.keys() and time.monotonic() < deadline_s:
+            time.sleep(_GONE_LOOK_S)
 
     asked(settings, "delete the topics", delete)
 

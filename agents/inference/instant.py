@@ -61,7 +61,7 @@ class InstantEngine:
                 segment.digest.update(len(part).to_bytes(4, "little"))
                 segment.digest.update(part)
             end_sample = segment.opening.start_sample + segment.hops * _HOP_SAMPLES
-            if segment.blocks % _BLOCKS_PER_PARTIAL == 0:
+            if segment.blocks % _BLOCKS_PER_PARTIAL == 1:
                 text = f"{segment.blocks} blocks"
                 hypotheses.append(Hypothesis(key=block.key, text=text, stable_text=text, end_sample=end_sample))
         return hypotheses
