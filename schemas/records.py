@@ -13,6 +13,7 @@ import msgspec
 __all__ = [
     "RECORDS",
     "SAMPLE_RATE_HZ",
+    "AudioFlag",
     "AudioFrame",
     "Coverage",
     "Encoding",
@@ -148,6 +149,13 @@ class Gap(FlowRecord, frozen=True, kw_only=True):
     """Audio that never came; silence stands for it."""
 
     missing_samples: int
+
+
+class AudioFlag(FlowRecord, frozen=True, kw_only=True):
+    """The audio is not what it is declared to be, or is damaged."""
+
+    flag: str
+    detail: str = ""
 
 
 class SegmentStart(FlowRecord, frozen=True, kw_only=True):
@@ -334,6 +342,7 @@ class Rejected(Record, frozen=True, kw_only=True):
 RECORDS: Final[dict[str, type[Record]]] = {
     record.__name__: record
     for record in (
+        AudioFlag,
         AudioFrame,
         SessionStart,
         SessionEnd,

@@ -23,6 +23,7 @@ from agents.inference.engine import Block, Engine, FinalText, Finish, Hypothesis
 from agents.inference.process import EngineProcess, engine_spec
 from schemas.records import (
     SAMPLE_RATE_HZ,
+    AudioFlag,
     Coverage,
     FeatureBlock,
     FlowRecord,
@@ -295,6 +296,12 @@ class InferenceCore(Core):
                 facts = session.facts
                 self._learn(session, record, gaps=facts.gaps + 1, gap_samples=facts.gap_samples + record.missing_samples)
                 self._emitter.emit(cause, (self._log(record, record.position_samples, "gap", f"{record.missing_samples} samples missing"),))
+                self._emitter.done(cause)
+            case AudioFlag():
+                self._learn(session, record)
+                session.flags = tuple(sorted({*session.flags, record.flag}))
+                log = self._log(record, record.position_samples, record.flag, record.detail)
+                self._emitter.emit(cause, (self._session(session, record, session.facts), log))
                 self._emitter.done(cause)
             case VersionChange():
                 changes: dict[str, Any] = {"model_digest" if record.kind == "model" else "hotword_version": record.version}

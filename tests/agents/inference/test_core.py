@@ -17,7 +17,7 @@ from agents.inference.core import InferenceCore
 from agents.inference.engine import EngineError
 from agents.inference.instant import InstantEngine
 from schemas.codec import Codec
-from schemas.records import Coverage, Heartbeat, LogEvent, Partial, Session, SessionRecord, Stamps, Transcript, VersionChange
+from schemas.records import AudioFlag, Coverage, Heartbeat, LogEvent, Partial, Session, SessionRecord, Stamps, Transcript, VersionChange
 from streams.core import Input, SessionKey, SessionState
 from streams.errors import UserError
 from streams.settings import Settings
@@ -161,6 +161,18 @@ async def test_what_is_left_of_a_segment_is_decoded(call: SimpleNamespace) -> No
     assert [final.segment for final in finals] == [0, 1, 2, 3]
     assert [final.text.split()[0] for final in finals] == ["2", "2", "2", "2"]
     assert [final.end_sample for final in finals] == [6_400, 12_800, 19_200, 25_600]
+
+
+async def test_what_is_wrong_with_the_audio_is_in_the_session_and_the_log(call: SimpleNamespace) -> None:
+    flow = call.flow()
+    flow.begin()
+    flow.add(AudioFlag, flag="clipping", detail="3 % of the samples are clipped")
+    flow.add(AudioFlag, flag="dc_offset")
+    flow.end("hangup")
+    _, emitted = await run(call, flow)
+    assert [session.flags for session in emitted.of(Session)] == [(), ("clipping",), ("clipping", "dc_offset"), ("clipping", "dc_offset")]
+    logged = [(record.event, record.text) for record in emitted.of(LogEvent)]
+    assert ("clipping", "3 % of the samples are clipped") in logged
 
 
 async def test_gaps_versions_and_idle_times_are_kept(call: SimpleNamespace) -> None:
