@@ -12,12 +12,31 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from platformdirs import user_cache_path, user_data_path
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from schemas.records import SAMPLE_RATE_HZ, StageName
 from streams.errors import UserError
 
 __all__ = ["STAGES", "Settings", "SettingsError", "load_settings", "setting_sources"]
+
+#: What ``vad_channels`` may set for a channel.
+CHANNEL_SETTINGS: Final = (
+    "vad_denoise",
+    "vad_confidence",
+    "vad_threshold",
+    "vad_margin_db",
+    "vad_closing_ms",
+    "vad_min_speech_ms",
+    "vad_preroll_ms",
+    "vad_tail_ms",
+    "vad_max_segment_ms",
+)
 
 STAGES: Final[tuple[StageName, ...]] = ("vad", "features", "inference")
 
@@ -84,18 +103,27 @@ class Settings(BaseSettings):
     snapshot_max_bytes: int = Field(4_096, ge=256, le=32_767, description="The brokers' offset.metadata.max.bytes.")
 
     # Voice activity detection
-    vad: Literal["fusion", "traditional", "silero", "off"] = Field(
-        "fusion", description="Detectors; off: all audio is one segment up to the cap."
+    vad: Literal["fusion", "traditional", "tiny", "silero", "off"] = Field(
+        "fusion", description="Detectors: TinyVAD and the traditional one, or one alone; off: all audio is one segment up to the cap."
     )
+    vad_backend: Literal["onnx", "openvino", "torch"] = Field("onnx", description="What runs TinyVAD.")
     vad_denoise: bool = Field(True, description="Denoise (FFmpeg afftdn) what the detectors hear; the recogniser hears the original.")
     vad_confidence: float = Field(
         0.85, ge=0.5, le=1.0, description="The neural detector decides where its confidence, either way, is above this."
+    )
+    vad_threshold: float = Field(0.5, gt=0.0, lt=1.0, description="The neural detector calls speech what is more probable than this.")
+    vad_margin_db: float = Field(
+        0.0, ge=-20.0, le=20.0, description="Speech must stand out from noise by so much more than usual for the traditional detector."
     )
     vad_closing_ms: _Ms = Field(300, description="Pauses shorter than this do not split a segment.")
     vad_min_speech_ms: _Ms = Field(300, description="Segments with less speech are cancelled.")
     vad_preroll_ms: _Ms = Field(300, description="Audio before the detected onset that is forwarded with it.")
     vad_tail_ms: _Ms = Field(200, description="Audio after the detected end that is forwarded with it; at most the closing.")
     vad_max_segment_ms: int = Field(20_000, ge=1_000, description="Longer segments are cut.")
+    vad_channels: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description='Other ASR_VAD_* values for some channels, as JSON: {"<channel>": {"vad_confidence": 0.9, "vad_closing_ms": 400}}.',
+    )
     session_idle_ms: int = Field(30_000, ge=1_000, description="A session without audio for this long is idle, though its recorder lives.")
     session_lost_ms: int = Field(30_000, ge=1_000, description="A session without audio or heartbeats for this long is closed.")
 
@@ -161,6 +189,13 @@ class Settings(BaseSettings):
             raise ValueError("ASR_FEATURE_KIND must be fbank or auto with ASR_ENGINE=conformer")
         if self.vad_tail_ms > self.vad_closing_ms:
             raise ValueError("ASR_VAD_TAIL_MS must be at most ASR_VAD_CLOSING_MS: what comes later is not known to be silence yet")
+        for channel, values in self.vad_channels.items():
+            for name in values.keys() - set(CHANNEL_SETTINGS):
+                raise ValueError(f"ASR_VAD_CHANNELS: {name!r} of channel {channel!r} is none of {', '.join(CHANNEL_SETTINGS)}")
+            try:
+                self.for_channel(channel)
+            except ValidationError as wrong:
+                raise ValueError(f"ASR_VAD_CHANNELS: channel {channel!r}: {_told(wrong)}") from wrong
         return self
 
     @property
@@ -190,10 +225,31 @@ class Settings(BaseSettings):
             return self.feature_kind
         return "none" if self.wants_pcm else "fbank"
 
+    def for_channel(self, channel_id: str) -> Settings:
+        """Return the settings that are in force for a channel."""
+        values = self.vad_channels.get(channel_id)
+        return _Given(**{**self.model_dump(), "vad_channels": {}, **values}) if values else self
+
     @staticmethod
     def samples(ms: int) -> int:
         """Return a time in ms as 16 kHz samples."""
         return ms * SAMPLE_RATE_HZ // 1_000
+
+
+class _Given(Settings):
+    """Settings from values alone: what the environment says is in them already."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave out all other sources."""
+        return (init_settings,)
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -205,11 +261,16 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as wrong:
-        lines = []
-        for error in wrong.errors():
-            name = "_".join(str(part) for part in error["loc"]).upper()
-            lines.append(f"ASR_{name}: {error['msg']}, not {error['input']!r}" if name else error["msg"].removeprefix("Value error, "))
-        raise SettingsError("\n".join(lines)) from wrong
+        raise SettingsError(_told(wrong)) from wrong
+
+
+def _told(wrong: ValidationError) -> str:
+    """Return what is wrong, a line for each variable."""
+    lines = []
+    for error in wrong.errors():
+        name = "_".join(str(part) for part in error["loc"]).upper()
+        lines.append(f"ASR_{name}: {error['msg']}, not {error['input']!r}" if name else error["msg"].removeprefix("Value error, "))
+    return "\n".join(lines)
 
 
 def setting_sources() -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from agents.vad.detectors import Detectors, NeuralDetector
+from agents.vad.detectors import Detectors, NeuralDetector, SpectralDetector
 from agents.vad.session import Session
 from schemas.records import SessionRecord
 from streams.core import Emitter, Input, SessionKey, SessionState
@@ -27,7 +27,7 @@ class VadCore:
         neural: the trained detector to use; unset: the configured one.
     """
 
-    def __init__(self, settings: Settings, emitter: Emitter, neural: NeuralDetector | None = None) -> None:
+    def __init__(self, settings: Settings, emitter: Emitter, neural: NeuralDetector | SpectralDetector | None = None) -> None:
         self._settings: Final = settings
         self._emitter: Final = emitter
         self._detectors: Final = Detectors(settings, neural)
@@ -95,9 +95,9 @@ class VadCore:
         while busy:
             for session in busy:
                 session.plan()
-            heard = [(session, *session.hearing) for session in busy if session.hearing is not None]
-            decisions = self._detectors.decide([(listener, front.heard) for _, listener, front in heard])
-            decided = {session.key: mine for (session, _, _), mine in zip(heard, decisions, strict=True)}
+            heard = [(session, session.hearing) for session in busy if session.hearing is not None]
+            decisions = self._detectors.decide([channel for _, channel in heard])
+            decided = {session.key: mine for (session, _), mine in zip(heard, decisions, strict=True)}
             for session in busy:
                 session.follow(decided.get(session.key), said)
             busy = [session for session in busy if session.inbox]

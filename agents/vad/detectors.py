@@ -1,21 +1,27 @@
-"""The detectors over all channels at once: from what is heard to one decision a hop."""
+"""The detectors over all channels at once: from what is heard to one decision a hop.
+
+Our own two, the traditional one and TinyVAD, hear the same spectra, which are computed once; a network from elsewhere, such as Silero,
+hears samples. They need not be equally fast: the traditional detector judges a hop as soon as it is heard, a network some time later.
+Opinions wait for the slower one, and a hop is decided when all have spoken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from agents.vad.front import Track
-from agents.vad.fusion import EVEN, fuse
-from agents.vad.traditional import HOP_SAMPLES, WINDOW_SAMPLES, Traditional
+from agents.vad.fusion import fuse
+from agents.vad.spectrum import HOP_SAMPLES, WINDOW_SAMPLES, power_spectra
+from agents.vad.traditional import Traditional
 from streams.settings import Settings
 
-__all__ = ["Detectors", "Listener", "NeuralDetector"]
+__all__ = ["Channel", "Detectors", "Listener", "NeuralDetector", "SpectralDetector", "Thresholds"]
 
 
 class NeuralDetector(Protocol):
@@ -42,62 +48,124 @@ class NeuralDetector(Protocol):
         """
 
 
+class SpectralDetector(Protocol):
+    """A trained detector that hears spectra, some hops at a time, and speaks of hops a little before."""
+
+    @property
+    def unit_hops(self) -> int:
+        """It hears so many hops at a time, counted from the session's start."""
+
+    @property
+    def delay_hops(self) -> int:
+        """It speaks of hops so many before those that it hears."""
+
+    @property
+    def state_size(self) -> int:
+        """Length of a channel's state."""
+
+    def __call__(
+        self, power: NDArray[np.float32], counts: NDArray[np.intp], states: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the probability of speech ``delay_hops`` before each hop, and the new states; no channel's may depend on the others.
+
+        Args:
+            power: spectra, float32, all channels' hops one after the other x ``BINS``.
+            counts: how many hops each channel has, in falling order.
+            states: float32, channels x ``state_size``; zeros at the start of a channel.
+        """
+
+
+class Thresholds(NamedTuple):
+    """What a channel's decisions turn on, as configured for it.
+
+    Attributes:
+        confidence: the network decides where its confidence, either way, is above this.
+        probability: the network calls speech what is more probable than this.
+        margin_db: the traditional detector wants speech to stand out from noise by so much more than its usual.
+    """
+
+    confidence: float
+    probability: float
+    margin_db: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Thresholds:
+        """Return them as configured."""
+        return cls(settings.vad_confidence, settings.vad_threshold, settings.vad_margin_db)
+
+
 @dataclass(slots=True)
 class Listener:
     """Where the detectors are with one channel: all that they must know to go on, besides the audio.
 
     Attributes:
         next_hop: the hop to decide next; hops count 160 samples from the session's start.
-        next_window: the neural detector's window to hear next, counted likewise.
+        next_heard: the hop whose spectrum is to be heard next.
+        opinions: what the traditional detector thinks of the last hops before ``next_heard``, as far back as they are not decided.
+        next_window: the window that a network from elsewhere is to hear next, counted likewise.
         probability: what it said of the window before.
-        neural: its state.
+        neural: the network's state.
         traditional: the traditional detector's state.
     """
 
     next_hop: int
+    next_heard: int
+    opinions: NDArray[np.bool_]
     next_window: int
     probability: np.float32
     neural: NDArray[np.float32]
     traditional: NDArray[np.float32]
 
 
-_Channel = tuple[Listener, Track[np.float32]]
+class Channel(NamedTuple):
+    """What the detectors need of a channel."""
+
+    listener: Listener
+    heard: Track[np.float32]
+    thresholds: Thresholds
 
 
 class Detectors:
     """Decides hops, for all channels that have some.
 
     Args:
-        settings: which detectors, and the confidence of their fusion.
+        settings: which detectors.
         neural: the trained detector to use; unset: the configured one.
     """
 
-    def __init__(self, settings: Settings, neural: NeuralDetector | None = None) -> None:
-        self._confidence = settings.vad_confidence
+    def __init__(self, settings: Settings, neural: NeuralDetector | SpectralDetector | None = None) -> None:
         self._traditional = Traditional() if settings.vad in ("fusion", "traditional") else None
-        self._neural: NeuralDetector | None = None
-        if settings.vad in ("fusion", "silero"):
-            self._neural = neural or _silero()
+        self._windowed: NeuralDetector | None = None
+        self._spectral: SpectralDetector | None = None
+        if settings.vad in ("fusion", "tiny", "silero"):
+            neural = neural or _configured(settings)
+            if hasattr(neural, "window_samples"):
+                self._windowed = cast("NeuralDetector", neural)
+            else:
+                self._spectral = neural
+        self._state_size = neural.state_size if neural is not None else 0
+        self._hears_spectra = self._traditional is not None or self._spectral is not None
+        self._unit_hops = self._spectral.unit_hops if self._spectral else 1
+        self._delay_hops = self._spectral.delay_hops if self._spectral else 0
         #: A detector may look back this far from the start of the hop, or the window, that it judges.
-        self.lookback_samples: Final = max(WINDOW_SAMPLES - HOP_SAMPLES, self._neural.context_samples if self._neural else 0)
+        self.lookback_samples: Final = max(WINDOW_SAMPLES - HOP_SAMPLES, self._windowed.context_samples if self._windowed else 0)
 
     def warm_up(self) -> None:
-        """Load models and run them once, so that the first step is as fast as the next.
-
-        Raises:
-            UserError: a model cannot be had.
-        """
-        if self._neural is not None:
-            length = self._neural.context_samples + self._neural.window_samples
-            self._neural(np.zeros((1, length), np.float32), np.zeros((1, self._neural.state_size), np.float32))
+        """Run all once, so that the first step is as fast as the next."""
+        heard = Track(-self.lookback_samples, np.float32)
+        heard.append(np.zeros(self.lookback_samples + self.needed_samples(HOP_SAMPLES), np.float32))
+        self.decide([Channel(self.start(0), heard, Thresholds(1.0, 0.5, 0.0))])
 
     def start(self, start_sample: int) -> Listener:
         """Return a listener that decides the hop at a sample next; where a channel starts, that is a multiple of all steps."""
+        hop = start_sample // HOP_SAMPLES
         return Listener(
-            next_hop=start_sample // HOP_SAMPLES,
-            next_window=start_sample // self._neural.window_samples if self._neural else 0,
+            next_hop=hop,
+            next_heard=hop // self._unit_hops * self._unit_hops,
+            opinions=np.zeros(0, np.bool_),
+            next_window=start_sample // self._windowed.window_samples if self._windowed else 0,
             probability=np.float32(0),
-            neural=np.zeros(self._neural.state_size if self._neural else 0, np.float32),
+            neural=np.zeros(self._state_size, np.float32),
             traditional=self._traditional.fresh() if self._traditional else np.zeros(0, np.float32),
         )
 
@@ -105,103 +173,146 @@ class Detectors:
         """Return a listener from elsewhere if it was made for these detectors, else one that starts afresh where it stands."""
         fresh = self.start(listener.next_hop * HOP_SAMPLES + HOP_SAMPLES // 2)
         alike = len(fresh.neural) == len(listener.neural) and len(fresh.traditional) == len(listener.traditional)
-        return listener if alike else fresh
+        return listener if alike and listener.next_heard % self._unit_hops == 0 else fresh
 
     def decidable_hops(self, heard_to_sample: int) -> int:
         """Return up to which hop all are decidable once everything before a sample is heard.
 
-        The neural detector decides a hop by the window that holds its middle, so that window must be complete.
+        A network that hears windows decides a hop by the one that holds its middle, so that window must be complete.
         """
-        hops = heard_to_sample // HOP_SAMPLES
-        if self._neural is None:
-            return hops
-        windows = heard_to_sample // self._neural.window_samples
-        by_window = (windows * self._neural.window_samples - HOP_SAMPLES // 2 + HOP_SAMPLES - 1) // HOP_SAMPLES
+        hops = self._hearable_hops(heard_to_sample) - self._delay_hops
+        if self._windowed is None:
+            return max(0, hops)
+        windows = heard_to_sample // self._windowed.window_samples
+        by_window = (windows * self._windowed.window_samples - HOP_SAMPLES // 2 + HOP_SAMPLES - 1) // HOP_SAMPLES
         return min(hops, by_window)
 
     def needed_samples(self, end_sample: int) -> int:
         """Return what must be heard, at most, so that every hop that begins before a sample is decidable."""
-        return end_sample + HOP_SAMPLES + (self._neural.window_samples if self._neural else 0)
+        by_hops = end_sample + (self._delay_hops + self._unit_hops) * HOP_SAMPLES
+        return by_hops + (self._windowed.window_samples if self._windowed else 0)
 
     def needed_from_sample(self, listener: Listener) -> int:
         """Return the first sample that a listener still needs."""
-        by_hop = (listener.next_hop + 1) * HOP_SAMPLES - WINDOW_SAMPLES
-        if self._neural is None:
+        by_hop = (listener.next_heard + 1) * HOP_SAMPLES - WINDOW_SAMPLES
+        if self._windowed is None:
             return by_hop
-        return min(by_hop, listener.next_window * self._neural.window_samples - self._neural.context_samples)
+        return min(by_hop, listener.next_window * self._windowed.window_samples - self._windowed.context_samples)
 
-    def decide(self, channels: Sequence[_Channel]) -> list[NDArray[np.bool_]]:
+    def decide(self, channels: Sequence[Channel]) -> list[NDArray[np.bool_]]:
         """Decide every hop that can be decided, and move the listeners past it.
 
         Args:
-            channels: each one's listener and what it hears.
+            channels: those that may have some.
 
         Returns:
             For each channel whether its hops from ``next_hop`` (as it was) are speech.
         """
-        counts = np.array([max(0, self.decidable_hops(heard.end) - listener.next_hop) for listener, heard in channels], np.intp)
-        order = np.argsort(-counts, kind="stable")
-        busy = [channels[index] for index in order if counts[index]]
-        hops = counts[order][: len(busy)]
-        decisions = [np.zeros(0, np.bool_)] * len(channels)
-        if busy:
-            decided = self._judge(busy, hops)
-            for index, mine in zip(order, np.split(decided, np.cumsum(hops)[:-1]), strict=False):
-                decisions[index] = mine
-        for (listener, _), count in zip(channels, counts, strict=True):
+        opinions, late = self._hear_spectra(channels) if self._hears_spectra else ([], [])
+        if self._windowed is not None:
+            early = _hear_windows(self._windowed, channels, self._hop_counts(channels))
+        decisions = []
+        for number, (channel, count) in enumerate(zip(channels, self._hop_counts(channels), strict=True)):
+            listener, thresholds = channel.listener, channel.thresholds
+            speech = np.ones(count, np.bool_)
+            probability = early[number] if self._windowed else late[number][len(late[number]) - count :] if self._spectral else None
+            if self._traditional is not None:
+                waiting = np.concatenate([listener.opinions, opinions[number]])
+                speech, listener.opinions = waiting[:count], waiting[count:]
+                if probability is not None:
+                    speech = fuse(probability, speech, thresholds.confidence, thresholds.probability)
+            elif probability is not None:
+                speech = probability > thresholds.probability
             listener.next_hop += int(count)
+            decisions.append(speech)
         return decisions
 
-    def _judge(self, channels: Sequence[_Channel], hops: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return the decisions of all channels' next hops, one channel after the other; ``hops`` falls."""
-        probability = _listen_neural(self._neural, channels, hops) if self._neural else None
-        traditional = _listen_traditional(self._traditional, channels, hops) if self._traditional else None
-        if probability is None:
-            return traditional if traditional is not None else np.ones(int(hops.sum()), np.bool_)
-        if traditional is None:
-            return probability > EVEN
-        return fuse(probability, traditional, self._confidence)
+    def _hearable_hops(self, heard_to_sample: int) -> int:
+        return heard_to_sample // HOP_SAMPLES // self._unit_hops * self._unit_hops
+
+    def _hop_counts(self, channels: Sequence[Channel]) -> list[int]:
+        """Return how many hops of each channel have become decidable."""
+        return [max(0, self.decidable_hops(channel.heard.end) - channel.listener.next_hop) for channel in channels]
+
+    def _hear_spectra(self, channels: Sequence[Channel]) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.float32]]]:
+        """Let the detectors of our own hear what is new.
+
+        Returns:
+            For each channel what the traditional detector thinks of the new hops from ``next_hop`` on, and what TinyVAD says meanwhile, of
+            as many hops a little before; empty without the one or the other.
+        """
+        counts = np.array([max(0, self._hearable_hops(heard.end) - listener.next_heard) for listener, heard, _ in channels], np.intp)
+        order = np.argsort(-counts, kind="stable")
+        order = order[: int((counts > 0).sum())]
+        opinions = [np.zeros(0, np.bool_)] * len(channels)
+        probabilities = [np.zeros(0, np.float32)] * len(channels)
+        if not len(order):
+            return opinions, probabilities
+        busy, hops = [channels[index] for index in order], counts[order]
+        power = _new_spectra(busy, hops)
+        bounds = np.cumsum(hops)[:-1]
+        if self._traditional is not None:
+            margins = np.array([channel.thresholds.margin_db for channel in busy], np.float32)
+            states = np.stack([channel.listener.traditional for channel in busy])
+            speech, states = self._traditional(power, hops, states, margins)
+            for index, mine, state, channel in zip(order, np.split(speech, bounds), states, busy, strict=True):
+                listener = channel.listener
+                # A listener that starts between two steps hears a few hops before the first that it decides.
+                opinions[index] = mine[max(0, listener.next_hop - listener.next_heard) :]
+                listener.traditional = state
+        if self._spectral is not None:
+            states = np.stack([channel.listener.neural for channel in busy])
+            said, states = self._spectral(power, hops, states)
+            for index, late, state, channel in zip(order, np.split(said, bounds), states, busy, strict=True):
+                probabilities[index] = late
+                channel.listener.neural = state
+        for channel, count in zip(busy, hops, strict=True):
+            channel.listener.next_heard += int(count)
+        return opinions, probabilities
 
 
-def _listen_traditional(detector: Traditional, channels: Sequence[_Channel], hops: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return the traditional detector's decisions of all channels' next hops, and move its states."""
-    windows = []
-    for (listener, heard), count in zip(channels, hops, strict=True):
-        first = (listener.next_hop + 1) * HOP_SAMPLES - WINDOW_SAMPLES
-        audio = heard[first : first + (int(count) - 1) * HOP_SAMPLES + WINDOW_SAMPLES]
-        windows.append(sliding_window_view(audio, WINDOW_SAMPLES)[::HOP_SAMPLES])
-    states = np.stack([listener.traditional for listener, _ in channels])
-    speech, states = detector(np.concatenate(windows), hops, states)
-    for (listener, _), state in zip(channels, states, strict=True):
-        listener.traditional = state
-    return speech
+def _new_spectra(channels: Sequence[Channel], hops: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return the spectra of all channels' next hops, one channel after the other."""
+    windows = np.empty((int(hops.sum()), WINDOW_SAMPLES), np.float32)
+    place = 0
+    for (listener, heard, _), count in zip(channels, hops.tolist(), strict=True):
+        first = (listener.next_heard + 1) * HOP_SAMPLES - WINDOW_SAMPLES
+        # A window is two hops, so each hop is the second half of one window and the first of the next.
+        halves = heard[first : first + (count + 1) * HOP_SAMPLES].reshape(count + 1, HOP_SAMPLES)
+        windows[place : place + count, :HOP_SAMPLES] = halves[:-1]
+        windows[place : place + count, HOP_SAMPLES:] = halves[1:]
+        place += count
+    return power_spectra(windows)
 
 
-def _listen_neural(detector: NeuralDetector, channels: Sequence[_Channel], hops: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the neural detector's probabilities for all channels' next hops, and move its states past all complete windows."""
-    windows = [_new_windows(detector, listener, heard) for listener, heard in channels]
+def _hear_windows(detector: NeuralDetector, channels: Sequence[Channel], hops: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Return a network's probabilities for all channels' next hops, and move its states past all complete windows."""
+    by_hop: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(channels)
+    if not channels:
+        return by_hop
+    windows = [_new_windows(detector, channel) for channel in channels]
     order = sorted(range(len(channels)), key=lambda index: -len(windows[index]))
-    states = np.stack([channels[index][0].neural for index in order])
-    said = [[channels[index][0].probability] for index in order]
+    states = np.stack([channels[index].listener.neural for index in order])
+    said = [[channels[index].listener.probability] for index in order]
     for step in range(len(windows[order[0]])):
         active = sum(len(windows[index]) > step for index in order)
         batch = np.stack([windows[index][step] for index in order[:active]])
         probabilities, states[:active] = detector(batch, states[:active])
         for row, probability in enumerate(probabilities):
             said[row].append(probability)
-    by_hop: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(channels)
     for row, index in enumerate(order):
-        listener = channels[index][0]
+        listener = channels[index].listener
         middles = (listener.next_hop + np.arange(hops[index])) * HOP_SAMPLES + HOP_SAMPLES // 2
         by_hop[index] = np.array(said[row], np.float32)[middles // detector.window_samples - (listener.next_window - 1)]
         listener.neural = states[row]
         listener.probability = said[row][-1]
         listener.next_window += len(windows[index])
-    return np.concatenate(by_hop)
+    return by_hop
 
 
-def _new_windows(detector: NeuralDetector, listener: Listener, heard: Track[np.float32]) -> NDArray[np.float32]:
+def _new_windows(detector: NeuralDetector, channel: Channel) -> NDArray[np.float32]:
     """Return a channel's complete windows that were not heard yet, each with its context."""
+    listener, heard, _ = channel
     first = listener.next_window * detector.window_samples
     length = detector.context_samples + detector.window_samples
     count = max(0, heard.end // detector.window_samples - listener.next_window)
@@ -211,7 +322,11 @@ def _new_windows(detector: NeuralDetector, listener: Listener, heard: Track[np.f
     return sliding_window_view(audio, length)[:: detector.window_samples]
 
 
-def _silero() -> NeuralDetector:
-    from agents.vad.silero import Silero
+def _configured(settings: Settings) -> NeuralDetector | SpectralDetector:
+    if settings.vad == "silero":
+        from agents.vad.silero import Silero
 
-    return Silero()
+        return Silero()
+    from agents.vad.tiny.detector import TinyDetector
+
+    return TinyDetector(settings.vad_backend)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.vad.traditional import HOP_SAMPLES
+from agents.vad.spectrum import HOP_SAMPLES
 from streams.settings import Settings
 
 __all__ = ["Cancelled", "Closed", "CutReason", "Event", "Opened", "Rules", "Segmenter", "Standing"]
@@ -121,7 +121,8 @@ class Segmenter:
     """One channel's segments."""
 
     def __init__(self, rules: Rules, standing: Standing | None = None) -> None:
-        self._rules = rules
+        #: The rules in force; assign to follow others.
+        self.rules = rules
         #: Where it stands; assign to go on from there.
         self.standing = standing or Standing()
 
@@ -133,7 +134,7 @@ class Segmenter:
     def certain_end(self) -> int:
         """Up to where audio certainly belongs to the open segment: it ends here if no more speech comes. It only grows."""
         now = self.standing
-        return min(now.last_speech + self._rules.tail, self._closes_at(), now.start + self._rules.cap)
+        return min(now.last_speech + self.rules.tail, self._closes_at(), now.start + self.rules.cap)
 
     def earliest_start(self, next_hop: int) -> int:
         """Return the first sample that a segment still to open could start at, if decisions so far reach to a hop.
@@ -141,7 +142,7 @@ class Segmenter:
         While one is open, the next can reach back into it if it is cancelled.
         """
         onset = self._closes_at() if self.standing.open else next_hop * HOP_SAMPLES
-        return max(self.standing.floor, onset - max(self._rules.preroll, HOP_SAMPLES))
+        return max(self.standing.floor, onset - max(self.rules.preroll, HOP_SAMPLES))
 
     def advance(self, first_hop: int, speech: NDArray[np.bool_]) -> list[Event]:
         """Take the decisions of the hops that follow.
@@ -178,7 +179,7 @@ class Segmenter:
         while begin < end:
             if not self.standing.open:
                 self._open(begin, events)
-            cap = self.standing.start + self._rules.cap
+            cap = self.standing.start + self.rules.cap
             if end < cap:
                 self.standing = msgspec.structs.replace(self.standing, last_speech=end)
                 return
@@ -190,26 +191,26 @@ class Segmenter:
     def _open(self, onset: int, events: list[Event]) -> None:
         now = self.standing
         rest = now.cut >= 0 and onset - now.cut < HOP_SAMPLES
-        start = now.cut if rest else max(onset - self._rules.preroll, now.floor)
+        start = now.cut if rest else max(onset - self.rules.preroll, now.floor)
         self.standing = msgspec.structs.replace(now, open=True, start=start, first_speech=onset, last_speech=onset, rest=rest, cut=-1)
         events.append(Opened(now.segment, start))
 
     def _closes_at(self) -> int:
         """Return the end of the silent hop with which the open segment closes, if no more speech comes."""
-        now, closing, cap = self.standing, self._rules.closing, self._rules.cap
+        now, closing, cap = self.standing, self.rules.closing, self.rules.cap
         shrinking = cap - cap * _SHRINKS_FROM[0] // _SHRINKS_FROM[1]
         # The pause q - last that closes at q is closing * (start + cap - q) / shrinking, in the cap's last quarter.
         late = -(-(closing * (now.start + cap) + now.last_speech * shrinking) // (closing + shrinking))
         return _hop_ceiling(max(min(now.last_speech + closing, late), now.last_speech + 1))
 
     def _pause_reason(self) -> CutReason:
-        return "pause" if self._closes_at() - self.standing.last_speech >= self._rules.closing else "cap"
+        return "pause" if self._closes_at() - self.standing.last_speech >= self.rules.closing else "cap"
 
     def _close(self, reason: CutReason, events: list[Event], audio_end: int | None = None) -> None:
         now = self.standing
         end = self.certain_end if audio_end is None else min(self.certain_end, audio_end)
         speech_end = min(now.last_speech, end)
-        if speech_end - now.first_speech < self._rules.minimum and not now.rest:
+        if speech_end - now.first_speech < self.rules.minimum and not now.rest:
             events.append(Cancelled(now.segment, now.start, speech_end, end))
             floor = now.floor
         else:

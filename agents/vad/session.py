@@ -19,13 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.vad.decode import bytes_per_sample, decode
-from agents.vad.detectors import Detectors, Listener
+from agents.vad.detectors import Channel, Detectors, Thresholds
 from agents.vad.front import RATES_HZ, SETTLE_SAMPLES, Front, Track
+from agents.vad.inspection import BLOCK_SAMPLES, Inspector
 from agents.vad.segmenter import Cancelled, Closed, CutReason, Event, Opened, Rules, Segmenter
 from agents.vad.snapshot import Memory, pack, unpack
-from agents.vad.traditional import HOP_SAMPLES
+from agents.vad.spectrum import HOP_SAMPLES
 from schemas.records import (
     SAMPLE_RATE_HZ,
+    AudioFlag,
     AudioFrame,
     Coverage,
     FlowRecord,
@@ -107,7 +109,10 @@ class Session:
 
         self._settings = settings
         self._detectors = detectors
+        self._thresholds = Thresholds.of(settings)
         self._segmenter = Segmenter(Rules.of(settings))
+        self._channel_id: str | None = None
+        self._inspector = Inspector()
         self._memory = Memory()
         self._complaints: set[str] = set()
 
@@ -134,6 +139,7 @@ class Session:
         self._steps = []
         while self.inbox and not (self._steps and self._steps[-1].ending):
             cause = self.inbox[0]
+            self._heed(cause.record.channel_id)
             if cause.warm:
                 self._warm(cause)
             else:
@@ -149,6 +155,14 @@ class Session:
             self.inbox.popleft()
         self._first_hop = self._listener.next_hop
 
+    def _heed(self, channel_id: str) -> None:
+        """Put what is configured for the channel into force."""
+        if channel_id != self._channel_id:
+            self._channel_id = channel_id
+            self._settings = self._settings.for_channel(channel_id)
+            self._thresholds = Thresholds.of(self._settings)
+            self._segmenter.rules = Rules.of(self._settings)
+
     def _measure(self, step: _Step) -> None:
         """Note how far the audio reaches now."""
         if self._front is not None:
@@ -157,9 +171,11 @@ class Session:
             step.hops_to = -(-step.original_to // HOP_SAMPLES) if step.ending else decidable
 
     @property
-    def hearing(self) -> tuple[Listener, Front] | None:
-        """Its listener and front for the detectors, if it has anything to be heard."""
-        return (self._listener, self._front) if self._front is not None and self._steps else None
+    def hearing(self) -> Channel | None:
+        """What the detectors need of it, if it has anything to be heard."""
+        if self._front is None or not self._steps:
+            return None
+        return Channel(self._listener, self._front.heard, self._thresholds)
 
     def follow(self, decisions: NDArray[np.bool_] | None, said: dict[Input, list[SessionRecord]]) -> None:
         """Say what follows from the planned inputs.
@@ -186,6 +202,7 @@ class Session:
         if self._loaded is not None:
             return self._loaded
         self._memory.standing = self._segmenter.standing
+        self._memory.notes = self._inspector.notes
         next_offset = self._memory.last_offset + 1
         return SessionState(
             read_from_offset=self._kept[0].offset if self._kept else next_offset,
@@ -201,6 +218,7 @@ class Session:
         """
         self._memory, listener = unpack(loaded.state)
         self._segmenter.standing = self._memory.standing
+        self._inspector.notes = self._memory.notes
         self._loaded = loaded
         self._had_audio = listener is not None
         if listener is not None:
@@ -295,6 +313,18 @@ class Session:
         self._push(front, step.cause, start, samples)
         self._memory.last_captured_us = frame.stamps.captured_us
         self._memory.expected = front.end_sample
+        self._inspect(frame, front, step)
+
+    def _inspect(self, frame: AudioFrame, front: Front, step: _Step) -> None:
+        """See whether the audio is what the frame declares."""
+        at = self._inspector.due(front.original.end)
+        if at is None or at - BLOCK_SAMPLES < front.original.start:
+            return
+        block = front.original[at - BLOCK_SAMPLES : at]
+        captured_us = frame.stamps.captured_us
+        for flag, detail in self._inspector.inspect(at, block, frame.encoding, frame.sample_rate_hz, captured_us, front.end_sample):
+            self._complain(f"{flag}: {detail}")
+            step.after.append(AudioFlag(**_identity(step.cause), position_samples=at, flag=flag, detail=detail))
 
     def _push(self, front: Front, cause: Input, start: int, samples: NDArray[np.float32]) -> None:
         """Give a front the new part of a frame, and remember that a restart could read from there."""
@@ -417,6 +447,7 @@ class Session:
         if self._front is None or self._loaded is not None:
             return
         original, heard = self._needed()
+        original = min(original, self._front.original.end - BLOCK_SAMPLES)
         self._front.forget(original, heard)
         settled = min(original, heard) - SETTLE_SAMPLES
         while len(self._kept) > 1 and self._kept[1].start_sample <= settled:

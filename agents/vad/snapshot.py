@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.vad.detectors import Listener
+from agents.vad.inspection import Notes
 from agents.vad.segmenter import Standing
 from streams.errors import UserError
 
 __all__ = ["Memory", "SnapshotError", "pack", "unpack"]
 
 #: Comes first in every snapshot; to be raised whenever the layout, or the meaning of any number in it, changes.
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class SnapshotError(UserError, ValueError):
@@ -34,6 +35,7 @@ class Memory(msgspec.Struct, array_like=True):
         last_offset: the last input's offset.
         next_chunk: number of the open segment's next chunk.
         standing: where the segmenter stands.
+        notes: what the inspection of the audio remembers.
     """
 
     started: bool = False
@@ -44,12 +46,15 @@ class Memory(msgspec.Struct, array_like=True):
     last_offset: int = -1
     next_chunk: int = 0
     standing: Standing = Standing()
+    notes: Notes = Notes()
 
 
 class _PackedListener(msgspec.Struct, array_like=True):
-    """Where the detectors are; their states are float32, little-endian."""
+    """Where the detectors are; their states are little-endian, float16 where that says the same, else float32."""
 
     next_hop: int
+    next_heard: int
+    opinions: bytes
     next_window: int
     probability: float
     neural: bytes
@@ -71,7 +76,14 @@ def pack(memory: Memory, listener: Listener | None) -> bytes:
     hearing = None
     if listener is not None:
         states = _to_bytes(listener.neural), _to_bytes(listener.traditional)
-        hearing = _PackedListener(listener.next_hop, listener.next_window, float(listener.probability), *states)
+        hearing = _PackedListener(
+            listener.next_hop,
+            listener.next_heard,
+            listener.opinions.astype(np.uint8).tobytes(),
+            listener.next_window,
+            float(listener.probability),
+            *states,
+        )
     return bytes([VERSION]) + msgspec.msgpack.encode(_Packed(memory, hearing))
 
 
@@ -92,15 +104,27 @@ def unpack(state: bytes) -> tuple[Memory, Listener | None]:
         listener = None
         if (hearing := packed.listener) is not None:
             states = _from_bytes(hearing.neural), _from_bytes(hearing.traditional)
-            listener = Listener(hearing.next_hop, hearing.next_window, np.float32(hearing.probability), *states)
+            opinions = np.frombuffer(hearing.opinions, np.uint8).astype(np.bool_)
+            listener = Listener(
+                hearing.next_hop, hearing.next_heard, opinions, hearing.next_window, np.float32(hearing.probability), *states
+            )
     except (msgspec.MsgspecError, ValueError) as damage:
         raise SnapshotError(f"A snapshot of the VAD is damaged: {damage}") from damage
     return packed.memory, listener
 
 
+_FORMATS: Final = {b"h": "<f2", b"f": "<f4"}
+
+
 def _to_bytes(state: NDArray[np.float32]) -> bytes:
-    return state.astype("<f4").tobytes()
+    with np.errstate(over="ignore"):  # what float16 cannot hold shows in the comparison
+        half = state.astype(_FORMATS[b"h"])
+    if np.array_equal(half.astype(np.float32).view(np.int32), state.view(np.int32)):
+        return b"h" + half.tobytes()
+    return b"f" + state.astype(_FORMATS[b"f"]).tobytes()
 
 
 def _from_bytes(state: bytes) -> NDArray[np.float32]:
-    return np.frombuffer(state, "<f4").astype(np.float32)
+    if state[:1] not in _FORMATS:
+        raise ValueError("a state has no known format")
+    return np.frombuffer(state[1:], _FORMATS[state[:1]]).astype(np.float32)

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agents.vad.core import VadCore
-from agents.vad.silero import Silero
+from agents.vad.tiny.detector import TinyDetector
 from schemas.records import (
     SAMPLE_RATE_HZ,
     AudioFrame,
@@ -109,9 +109,9 @@ class Call:
 
 
 @cache
-def silero() -> Silero:
+def tiny() -> TinyDetector:
     """The network, loaded once for all tests: it keeps nothing of what it heard."""
-    return Silero()
+    return TinyDetector()
 
 
 class Ear:
@@ -121,7 +121,8 @@ class Ear:
         self.records: list[SessionRecord] = []
         self.causes: list[tuple[Input, SessionRecord]] = []
         self.finished: list[Input] = []
-        self.core = VadCore(load_settings(**settings), self, silero())
+        made = load_settings(**settings)
+        self.core = VadCore(made, self, tiny() if made.vad in ("fusion", "tiny") else None)
 
     def emit(self, cause: Input, records: Sequence[SessionRecord]) -> None:
         assert cause not in self.finished

@@ -131,13 +131,13 @@ async def test_records_come_in_the_order_of_a_session(call, ear, speech):
 
 
 async def test_speech_flows_while_it_is_spoken(call, ear, load):
-    # Each frame well inside speech brings a chunk at once, whatever the detectors still owe.
+    # Each frame well inside speech brings a chunk at once, whatever the detectors still owe: their delay is no longer than the tail.
     heard = await ear().hear(call().start().pcm(load("en/librispeech_1995-1837-0001.wav")).end().inputs)
     by_cause = {}
     for cause, record in heard.causes:
         if isinstance(record, SpeechChunk):
             by_cause.setdefault(cause.record.position_samples, []).append(record)
-    assert all(by_cause[position] for position in range(3_200, 32_000, 3_200))
+    assert all(by_cause[position] for position in range(9_600, 32_000, 3_200))
     newest = max(record.position_samples + len(record.pcm) // 2 for record in by_cause[28_800])
     assert 32_000 - newest < CHUNK
 
@@ -310,7 +310,7 @@ async def test_a_state_is_small_and_reads_back_far_enough_for_the_filters(call, 
     for item in ours.inputs[:-1]:
         await heard.core.step([item])
         state = heard.core.snapshot(ours.key)
-        assert len(state.state) <= 1_300
+        assert len(state.state) <= 1_536
         assert state.from_offset == item.offset + 1
         if isinstance(item.record, AudioFrame):
             read_from = frames[state.read_from_offset // 10 - 1].position_samples
@@ -458,3 +458,35 @@ async def test_the_core_starts_and_stops(ear):
     await heard.core.stop()
     with pytest.raises(RuntimeError):
         await heard.core.start()
+
+
+async def test_a_channel_follows_its_own_settings_also_after_a_restart(call, ear, speech):
+    """Without a minimum, and with closing that joins all, for one of two channels that hear the same."""
+    values = {"vad_closing_ms": 3_000, "vad_tail_ms": 0, "vad_preroll_ms": 0}
+    settings = {"vad": "traditional", "vad_channels": {"ch-s1": values}}
+    own, other = call("s1").start().pcm(speech).end(), call("s2").start().pcm(speech).end()
+    heard = await ear(**settings).hear([item for pair in zip(own.inputs, other.inputs, strict=True) for item in pair], step=2)
+    mine = essence_of(heard, "s1")
+    assert mine == essence_of(await ear(vad="traditional", **values).hear(own.inputs), "s1")
+    assert essence_of(heard, "s2") == essence_of(await ear(vad="traditional").hear(other.inputs), "s2")
+    before = await ear(**settings).hear(own.inputs[:50])
+    after = await ear(**settings).resume(own.inputs, before.core.snapshot(own.key))
+    assert essence_of(before, "s1") + essence_of(after, "s1") == mine
+
+
+def essence_of(heard, session):
+    return [
+        (type(record).__name__, record.position_samples, getattr(record, "segment", None))
+        for record in heard.of(SegmentStart, SegmentEnd, SegmentCancelled, SpeechChunk)
+        if record.session_id == session
+    ]
+
+
+async def test_five_minutes_of_a_sine_give_the_same_decision_throughout(call, ear):
+    """The field's test for faults of timing: nothing drifts, in frames of 200 ms and of 37."""
+    seconds = np.arange(300 * 16_000) / 16_000
+    sine = (8_000 * np.sin(2 * np.pi * 1_000 * seconds)).astype("<i2")
+    for frames in (3_200, 592):
+        heard = await ear().hear(call().start().pcm(sine, frames).end().inputs, step=50)
+        assert not heard.of(SegmentEnd)
+        assert all(record.position_samples < 16_000 for record in heard.of(SegmentStart))

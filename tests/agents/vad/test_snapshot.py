@@ -5,8 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agents.vad.detectors import Listener
+from agents.vad.inspection import FLAGS, Notes
 from agents.vad.segmenter import Standing
 from agents.vad.snapshot import VERSION, Memory, SnapshotError, pack, unpack
+from agents.vad.tiny.detector import TinyDetector
+from agents.vad.traditional import Traditional
 
 samples = st.integers(0, 2**62)
 memories = st.builds(
@@ -18,11 +21,13 @@ memories = st.builds(
     last_appended_ms=samples,
     last_offset=st.integers(-1, 2**62),
     next_chunk=st.integers(0, 100),
+    notes=st.builds(Notes, samples, samples, samples, st.integers(0, 255), st.lists(st.integers(0, 255), max_size=8).map(tuple)),
     standing=st.builds(Standing, segment=samples, open=st.booleans(), start=samples, rest=st.booleans(), cut=st.integers(-1, 2**62)),
 )
 floats = st.floats(width=32, allow_nan=False)
 vectors = hnp.arrays(np.float32, st.integers(0, 260), elements=floats)
-listeners = st.none() | st.builds(Listener, samples, samples, floats.map(np.float32), vectors, vectors)
+opinions = hnp.arrays(np.bool_, st.integers(0, 12))
+listeners = st.none() | st.builds(Listener, samples, samples, opinions, samples, floats.map(np.float32), vectors, vectors)
 
 
 @given(memories, listeners)
@@ -32,18 +37,22 @@ def test_a_snapshot_comes_back_to_the_bit(memory, listener):
     if listener is None or heard is None:
         assert heard is listener
         return
-    assert (heard.next_hop, heard.next_window) == (listener.next_hop, listener.next_window)
+    assert (heard.next_hop, heard.next_heard, heard.next_window) == (listener.next_hop, listener.next_heard, listener.next_window)
+    assert np.array_equal(heard.opinions, listener.opinions)
     assert heard.probability.tobytes() == listener.probability.tobytes()
     assert heard.neural.tobytes() == listener.neural.tobytes()
     assert heard.traditional.tobytes() == listener.traditional.tobytes()
 
 
 def test_two_snapshots_fit_into_a_partition():
-    listener = Listener(2**40, 2**40, np.float32(0.5), np.ones(256, np.float32), np.ones(32, np.float32))
+    third = np.float32(1 / 3)
+    opinions, neural = np.ones(12, np.bool_), np.full(TinyDetector.state_size, np.float16(third), np.float32)
+    listener = Listener(2**40, 2**40, opinions, 2**40, third, neural, np.full(Traditional.state_size, third))
     many = 2**60
     memory = Memory(True, many, many, many, many, many, many, Standing(many, True, many, many, many, True, many, many))
+    memory.notes = Notes(many, many, many, 255, (255,) * len(FLAGS))
     # 4,096 bytes of base64 hold 3,072.
-    assert len(pack(memory, listener)) <= 1_300
+    assert 2 * len(pack(memory, listener)) <= 3_072
 
 
 @given(memories, st.data())

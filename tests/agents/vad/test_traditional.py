@@ -2,19 +2,20 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from agents.vad.traditional import HOP_SAMPLES, WINDOW_SAMPLES, Traditional
+from agents.vad.spectrum import HOP_SAMPLES, WINDOW_SAMPLES, power_spectra
+from agents.vad.traditional import Traditional
 
 RATE_HZ = 16_000
 
 
-def windows_of(samples):
-    return sliding_window_view(np.asarray(samples, np.float32), WINDOW_SAMPLES)[::HOP_SAMPLES]
+def spectra_of(samples):
+    return power_spectra(sliding_window_view(np.asarray(samples, np.float32), WINDOW_SAMPLES)[::HOP_SAMPLES])
 
 
 def judge(samples):
     detector = Traditional()
-    windows = windows_of(samples)
-    return detector(windows, np.array([len(windows)]), detector.fresh()[np.newaxis])[0]
+    power = spectra_of(samples)
+    return detector(power, np.array([len(power)]), detector.fresh()[np.newaxis])[0]
 
 
 def seconds(count):
@@ -56,9 +57,9 @@ def test_speech_is_speech_also_in_noise(load):
 
 def test_channels_and_calls_do_not_matter(speech):
     samples = speech.astype(np.float32) / 32_768
-    windows = windows_of(samples)[:900]
+    power = spectra_of(samples)[:900]
     detector = Traditional()
-    whole, after = detector(windows, np.array([900]), detector.fresh()[np.newaxis])
+    whole, after = detector(power, np.array([900]), detector.fresh()[np.newaxis])
     # Three channels that hear the same from different places, in calls of uneven hops.
     rng = np.random.default_rng(5)
     states = np.stack([detector.fresh()] * 3)
@@ -67,7 +68,7 @@ def test_channels_and_calls_do_not_matter(speech):
         counts = np.minimum(rng.integers(0, 40, 3), 900 - np.array(heard))
         order = np.argsort(-counts, kind="stable")
         order = order[counts[order] > 0]
-        batch = np.concatenate([windows[heard[row] : heard[row] + counts[row]] for row in order] or [windows[:0]])
+        batch = np.concatenate([power[heard[row] : heard[row] + counts[row]] for row in order] or [power[:0]])
         speech_hops, moved = detector(batch, counts[order], states[order])
         states[order] = moved
         for row, mine in zip(order, np.split(speech_hops, np.cumsum(counts[order])[:-1]), strict=False):

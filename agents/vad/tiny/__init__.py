@@ -1,0 +1,1 @@
+"""TinyVAD: a small causal network that hears speech in the noise of telephones."""

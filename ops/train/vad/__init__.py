@@ -1,0 +1,1 @@
+"""The recipe of TinyVAD: from recordings to the bundled model with one command, ``python -m ops.train.vad``."""

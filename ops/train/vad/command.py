@@ -1,0 +1,39 @@
+"""The command line of the recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["main", "recipe"]
+
+
+def recipe(
+    audio_dir: Annotated[
+        Path,
+        typer.Option("--audio-dir", exists=True, file_okay=False, help="Folder of the recordings that ops/train/vad/sources.tsv lists."),
+    ],
+    work_dir: Annotated[Path, typer.Option("--work-dir", help="Where examples and checkpoints are kept.")] = Path("var/train/vad"),
+    output: Annotated[Path, typer.Option("--output", help="The model to write.")] = Path("agents/vad/tiny/tiny_vad.onnx"),
+    shards: Annotated[int, typer.Option(min=1, help="How many shards of 400 scenes of 16 s to train on.")] = 7,
+    epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = 30,
+) -> None:
+    """Train TinyVAD and write it as ONNX. What is there already is kept: run it again and it goes on where it stopped."""
+    import torch
+    from rich.console import Console
+
+    from ops.train.vad.export import export
+    from ops.train.vad.trainer import prepare, train
+
+    torch.set_num_threads(1)  # the network is too small to share out
+    console = Console(stderr=True)
+    prepare(audio_dir, work_dir, shards, console.print)
+    export(train(work_dir, shards, epochs, console.print), output)
+    console.print(f"wrote {output}, {output.stat().st_size:,} bytes")
+
+
+def main() -> None:
+    """Run it."""
+    typer.run(recipe)
