@@ -10,7 +10,7 @@ export UV_NO_PROGRESS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench eval clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ format: $(READY) ## Format the code
 
 bench: $(READY) ## Measure latency through Kafka and Faust, and the cost of each stage
 	$(BIN)/asr bench
+
+eval: $(READY) ## Compare detectors of speech in noise (recordings in ASR_EVAL_AUDIO_DIR, else var/audio)
+	$(BIN)/asr eval vad
 
 clean: ## Remove what can be made again
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

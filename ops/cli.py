@@ -54,6 +54,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "broker": Command("ops.broker.command:broker", "Run Apache Kafka on this machine.", "Operation"),
     "topics": Command("ops.topics_command:topics", "Create, verify and explain the topics.", "Operation"),
     "config": Command("ops.config_command:config", "Show every setting, its value and where it comes from.", "Operation"),
+    "eval": Command("ops.evaluate.command:evaluate", "Measure how good the parts are: vad.", "Operation"),
     "bench": Command("ops.bench:bench", "Measure latency and throughput.", "Operation"),
 }
 

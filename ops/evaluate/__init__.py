@@ -1,0 +1,1 @@
+"""How good the parts are, measured on sets that anybody can rebuild."""

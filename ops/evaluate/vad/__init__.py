@@ -1,0 +1,1 @@
+"""How good voice activity detection is: ours, its halves, and others, on one labelled set."""

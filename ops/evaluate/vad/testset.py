@@ -1,0 +1,175 @@
+"""The labelled set: speech with known boundaries in noise, from speakers and noises that training never heard.
+
+It is rebuilt from the recordings of ``ops/train/vad/sources.tsv`` that are held out: the same scenes each time, whose contents
+``scenes.tsv`` names one by one. Within one ratio of speech to noise no recording is used twice, and no recorded noise is looped.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.vad.spectrum import HOP_SAMPLES
+from ops.train.vad.scenes import LINES, Clip, Line, Placed, Scene, babble, clips, compose, rms, send, string_digits
+from ops.train.vad.sounds import SOUNDS
+from ops.train.vad.sources import of_kind, read_audio, recordings
+from schemas.records import SAMPLE_RATE_HZ
+
+__all__ = ["SNRS_DB", "Part", "TestScene", "build", "regions", "write_manifest"]
+
+Samples = NDArray[np.float32]
+Part = Literal["recorded", "generated"]
+
+SNRS_DB: Final = (-5, 0, 5, 10, 15, 20)
+#: Generated noise lasts as long as it takes; recorded noise at most this, so that the longest do not outweigh the others.
+_GENERATED_SECONDS: Final = 24
+_LONGEST_SECONDS: Final = 36
+_SHORTEST_SECONDS: Final = 6
+#: Longer than the closing, so that utterances are regions of their own.
+_GAPS_S: Final = (0.7, 2.5)
+#: Levels of speech, and of noise alone, in decibels of full scale.
+_SPEECH_DB: Final = (-34.0, -18.0)
+_NOISE_DB: Final = (-50.0, -25.0)
+_DIGITS_SHARE: Final = 0.15
+#: Pauses up to this belong to a region, and what is shorter than the other is none.
+_JOINED_HOPS: Final = 30
+_SHORTEST_REGION_HOPS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TestScene:
+    """One scene.
+
+    Attributes:
+        name: what it is called.
+        part: whether its noise was recorded or generated.
+        noise: the kind of noise.
+        noise_name: the recording and where it begins there, or the generator.
+        snr_db: speech to noise; None for noise alone.
+        line: how it came.
+        samples: what arrives, float32 at 16 kHz.
+        speech: whether each hop is speech.
+        placed: what is said where.
+    """
+
+    __test__ = False
+
+    name: str
+    part: Part
+    noise: str
+    noise_name: str
+    snr_db: int | None
+    line: Line
+    samples: Samples
+    speech: NDArray[np.bool_]
+    placed: tuple[Placed, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return len(self.samples) / SAMPLE_RATE_HZ
+
+
+def regions(speech: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the reference regions, first hop and one past the last: gaps under 300 ms joined, specks under 100 ms left out."""
+    hops = np.flatnonzero(speech)
+    if not len(hops):
+        return []
+    breaks = np.flatnonzero(np.diff(hops) > _JOINED_HOPS)
+    firsts, lasts = hops[np.r_[0, breaks + 1]], hops[np.r_[breaks, -1]] + 1
+    return [(int(a), int(b)) for a, b in zip(firsts, lasts, strict=True) if b - a >= _SHORTEST_REGION_HOPS]
+
+
+class _Deck:
+    """Clips, each dealt once before any comes again."""
+
+    def __init__(self, rng: np.random.Generator, utterances: Sequence[Clip], digits: Sequence[Clip]) -> None:
+        self._rng, self._utterances, self._digits = rng, utterances, digits
+        self._left: list[int] = []
+
+    def deal(self) -> Clip:
+        if self._rng.random() < _DIGITS_SHARE:
+            return string_digits(self._rng, self._digits)
+        self._left = self._left or self._rng.permutation(len(self._utterances)).tolist()
+        return self._utterances[self._left.pop()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    part: Part
+    kind: str
+    name: str
+    draw: Callable[[np.random.Generator], Samples]
+
+
+def _noises(audio_dir: Path, voices: Sequence[Clip], *, alone: bool) -> Iterator[_Noise]:
+    """Yield the noises: recorded ones whole if they are heard alone, else a stretch of the longer ones."""
+    for recording in of_kind(recordings(audio_dir, "held_out"), "noise", "keyboard", "music", "tone"):
+        samples = read_audio(recording.path)
+        kind = "room" if "room" in recording.name else "dishes" if recording.kind == "noise" else recording.kind
+        if alone:
+            yield _Noise("recorded", kind, recording.name, lambda _, samples=samples: samples)  # type: ignore[misc]
+        elif len(samples) >= _SHORTEST_SECONDS * SAMPLE_RATE_HZ:
+            yield _Noise("recorded", kind, recording.name, lambda rng, samples=samples: _stretch(rng, samples))  # type: ignore[misc]
+    length = _GENERATED_SECONDS * SAMPLE_RATE_HZ
+    for name, sound in SOUNDS.items():
+        yield _Noise("generated", name, name, lambda rng, sound=sound: sound(rng, length))  # type: ignore[misc]
+    yield _Noise("generated", "babble", "babble", lambda rng: babble(rng, voices, length))
+
+
+def _stretch(rng: np.random.Generator, samples: Samples) -> Samples:
+    length = min(len(samples), _LONGEST_SECONDS * SAMPLE_RATE_HZ)
+    start = rng.integers(0, len(samples) - length + 1)
+    return samples[start : start + length]
+
+
+def build(audio_dir: Path, snrs_db: Sequence[int] = SNRS_DB) -> list[TestScene]:
+    """Build the set.
+
+    Raises:
+        UserError: recordings are missing.
+    """
+    found = recordings(audio_dir, "held_out")
+    utterances, digits = clips(of_kind(found, "speech")), clips(of_kind(found, "digits"))
+    made: list[TestScene] = []
+    for snr_db in (*snrs_db, None):
+        rng = np.random.default_rng(zlib.crc32(f"utterances {snr_db}".encode()))
+        deck = _Deck(rng, utterances, digits)
+        for noise in _noises(audio_dir, utterances, alone=snr_db is None):
+            name = f"{noise.name} at {snr_db} dB" if snr_db is not None else f"{noise.name} alone"
+            line = LINES[len(made) % len(LINES)]
+            made.append(_scene(name, noise, snr_db, line, deck, np.random.default_rng(zlib.crc32(name.encode()))))
+    return made
+
+
+def _scene(name: str, noise: _Noise, snr_db: int | None, line: Line, deck: _Deck, rng: np.random.Generator) -> TestScene:
+    sound = noise.draw(rng)
+    length = len(sound) // HOP_SAMPLES * HOP_SAMPLES
+    sound = sound[:length] / rms(sound[:length])
+    hops = length // HOP_SAMPLES
+    scene = Scene(np.zeros(length, np.float32), np.zeros(hops, np.bool_), np.zeros(hops, np.bool_))
+    gain = np.float32(10 ** (rng.uniform(*(_NOISE_DB if snr_db is None else _SPEECH_DB)) / 20))
+    if snr_db is None:
+        mixed = sound * gain
+    else:
+        scene = compose(rng, length, deck.deal, _GAPS_S)
+        level = rms(scene.samples[np.repeat(scene.speech, HOP_SAMPLES)]) if scene.placed else np.float32(1)
+        mixed = (scene.samples / level + sound * np.float32(10 ** (-snr_db / 20))) * gain
+    mixed = send(np.clip(mixed, -1, 1), line)
+    return TestScene(name, noise.part, noise.kind, noise.name, snr_db, line, mixed, scene.speech, tuple(scene.placed))
+
+
+def write_manifest(scenes: Sequence[TestScene], path: Path) -> None:
+    """Write what each scene is made of."""
+    lines = ["scene\tpart\tnoise\tsnr_db\tline\tseconds\tspeech"]
+    for scene in scenes:
+        said = "; ".join(f"{placed.name} at {placed.start_sample}" for placed in scene.placed)
+        snr = "" if scene.snr_db is None else str(scene.snr_db)
+        lines.append("\t".join((scene.name, scene.part, scene.noise_name, snr, scene.line, f"{scene.seconds:.2f}", said)))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
