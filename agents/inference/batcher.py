@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ _LATE_FINAL_S: Final = 2.0
 #: Then so many of the open segments go on without partials, and their effect is waited for.
 _SHED_SHARE: Final = 1 / 8
 _SHED_EVERY_S: Final = 1.0
+_TELL_EVERY_S: Final = 30.0
 #: Blocks in a step that no text is wanted of, and that cost next to nothing: 3 MB of features.
 _QUIET_LIMIT: Final = 512
 
@@ -100,7 +102,7 @@ class Batcher:
         self._unclosed: list[SegmentKey] = []
         self._finals: deque[_Segment] = deque()
         self._held = 0
-        self._shed_s = 0.0
+        self._shed_s = self._told_s = -math.inf
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[threading.Thread] = []
@@ -261,13 +263,15 @@ class Batcher:
         for segment in shed:
             segment.quiet = True
         metrics.SHED_SEGMENTS.inc(len(shed))
-        log.warning(
-            "the engine is behind (%.1f s for a step, %.1f s for a final): %d of %d segments go on without partials",
-            step_lag_s,
-            final_lag_s,
-            len(shed),
-            len(following),
-        )
+        if now_s >= self._told_s + _TELL_EVERY_S:
+            self._told_s = now_s
+            log.warning(
+                "the engine is behind (%.1f s for a step, %.1f s for a final): segments go on without partials; %d now, of %d",
+                step_lag_s,
+                final_lag_s,
+                len(shed),
+                len(following),
+            )
 
     # ------------------------------------------------------------------ the threads
 

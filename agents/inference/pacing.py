@@ -77,8 +77,10 @@ class AdaptivePacing:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._look_s = clock() + _FIRST_LOOK_S
+        self._looked_s = clock()
+        self._look_s = self._looked_s + _FIRST_LOOK_S
         self._busiest = 0
+        self._blocks = 0
         self._pace: Pace | None = None
         # Decaying sums of 1, n, n n, t, n t over the steps: n blocks took t.
         self._sums = [0.0] * 5
@@ -90,15 +92,16 @@ class AdaptivePacing:
         if self._pace is None:
             self._pace = Pace(_size_for(active), _FIRST_WAIT_MS)
         elif now_s >= self._look_s:
-            self._look_s = now_s + _LOOK_S
-            self._pace = self._next(self._pace)
-            self._busiest = active
+            self._pace = self._next(self._pace, self._blocks / (now_s - self._looked_s))
+            self._looked_s, self._look_s = now_s, now_s + _LOOK_S
+            self._busiest, self._blocks = active, 0
         return self._pace
 
     def observe(self, blocks: int, took_s: float) -> None:
         """Hear how long a step took."""
         new = (1.0, blocks, blocks * blocks, took_s, blocks * took_s)
         self._sums = [_MEMORY * old + each for old, each in zip(self._sums, new, strict=True)]
+        self._blocks += blocks
 
     @property
     def costs_s(self) -> tuple[float, float]:
@@ -120,15 +123,15 @@ class AdaptivePacing:
         steps = _BLOCK_S / (_LONGEST_WAIT_MS / _MS_PER_S + fixed)
         return max(0, int((_FULL_SHARE * _BLOCK_S - steps * fixed) / each))
 
-    def _next(self, pace: Pace) -> Pace:
+    def _next(self, pace: Pace, blocks_per_s: float) -> Pace:
+        """Return the pace to go on with, now that so many blocks come."""
+        size = pace.max_batch + max(-_SIZE_STEP, min(_SIZE_STEP, _size_for(self._busiest) - pace.max_batch))
         fixed, each = self.costs_s
-        wanted_size = _size_for(self._busiest)
-        size = pace.max_batch + max(-_SIZE_STEP, min(_SIZE_STEP, wanted_size - pace.max_batch))
+        # From one step's beginning to the next one's; what comes meanwhile makes the step, and the wait is what that leaves.
         period_s = fixed / _FIXED_SHARE
-        filled = min(size, self._busiest * period_s / _BLOCK_S)
-        wanted_ms = _MS_PER_S * (period_s - fixed - each * filled)
-        wanted_ms = min(_LONGEST_WAIT_MS, max(_SHORTEST_WAIT_MS, wanted_ms))
-        return Pace(size, pace.max_wait_ms + _WAIT_SHARE * (wanted_ms - pace.max_wait_ms))
+        wait_ms = _MS_PER_S * (period_s * (1 - each * blocks_per_s) - fixed)
+        wait_ms = min(_LONGEST_WAIT_MS, max(_SHORTEST_WAIT_MS, wait_ms))
+        return Pace(size, pace.max_wait_ms + _WAIT_SHARE * (wait_ms - pace.max_wait_ms))
 
 
 def _size_for(active: int) -> int:

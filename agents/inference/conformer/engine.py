@@ -15,11 +15,8 @@ is so for segments beyond the engine's slots or longer than its search. Its feat
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -53,8 +50,6 @@ _HOP_SAMPLES: Final = SAMPLE_RATE_HZ // 100
 _SAMPLES_PER_MS: Final = SAMPLE_RATE_HZ // 1_000
 _ENCODER_FRAME_MS: Final = 40
 _FLOAT_BYTES: Final = 4
-#: How far finals step back (``nice``), so that on few processors audio is taken on time.
-_NICE: Final = 3
 _LM_FILE: Final = "lm.arpa"
 #: 5 s of audio: about as much work as a step of 25 segments.
 _BLOCKS_AT_ONCE: Final = 25
@@ -204,7 +199,6 @@ class ConformerEngine:
         self._segments: dict[SegmentKey, _Segment] = {}
         self._hotwords: dict[str, Hotwords] = {}
         self._hotwords_in_force: Hotwords | None = None
-        self._stepped_back = threading.local()
         self._warm_up()
 
     # ------------------------------------------------------------------ live
@@ -302,10 +296,6 @@ class ConformerEngine:
 
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         """Decode segments whole, each on its own. Threads may call it beside the live one, as many as there are lanes."""
-        if self.finals_lanes and not getattr(self._stepped_back, "done", False):
-            self._stepped_back.done = True
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         lane = self._free_lanes.get()
         try:
             return [self._final(request, lane) for request in requests]
