@@ -30,6 +30,7 @@ CHANNEL_SETTINGS: Final = (
     "vad_denoise",
     "vad_confidence",
     "vad_threshold",
+    "vad_onset",
     "vad_margin_db",
     "vad_closing_ms",
     "vad_min_speech_ms",
@@ -112,6 +113,9 @@ class Settings(BaseSettings):
         0.85, ge=0.5, le=1.0, description="The neural detector decides where its confidence, either way, is above this."
     )
     vad_threshold: float = Field(0.5, gt=0.0, lt=1.0, description="The neural detector calls speech what is more probable than this.")
+    vad_onset: float = Field(
+        0.96, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
+    )
     vad_margin_db: float = Field(
         0.0, ge=-20.0, le=20.0, description="Speech must stand out from noise by so much more than usual for the traditional detector."
     )

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from agents.vad.front import Track
-from agents.vad.fusion import fuse
+from agents.vad.fusion import LONG_AGO, confirm, fuse
 from agents.vad.spectrum import HOP_SAMPLES, WINDOW_SAMPLES, power_spectra
 from agents.vad.traditional import Traditional
 from streams.settings import Settings
@@ -82,16 +82,21 @@ class Thresholds(NamedTuple):
         confidence: the network decides where its confidence, either way, is above this.
         probability: the network calls speech what is more probable than this.
         margin_db: the traditional detector wants speech to stand out from noise by so much more than its usual.
+        onset: speech begins only where TinyVAD finds it more probable than this.
+        closing_hops: a pause of so many hops ends it.
     """
 
     confidence: float
     probability: float
     margin_db: float
+    onset: float = 0.0
+    closing_hops: int = 30
 
     @classmethod
     def of(cls, settings: Settings) -> Thresholds:
         """Return them as configured."""
-        return cls(settings.vad_confidence, settings.vad_threshold, settings.vad_margin_db)
+        closing_hops = settings.samples(settings.vad_closing_ms) // HOP_SAMPLES
+        return cls(settings.vad_confidence, settings.vad_threshold, settings.vad_margin_db, settings.vad_onset, closing_hops)
 
 
 @dataclass(slots=True)
@@ -106,6 +111,8 @@ class Listener:
         probability: what it said of the window before.
         neural: the network's state.
         traditional: the traditional detector's state.
+        since: hops since the last speech.
+        confirmed: whether that speech was certain anywhere.
     """
 
     next_hop: int
@@ -115,6 +122,8 @@ class Listener:
     probability: np.float32
     neural: NDArray[np.float32]
     traditional: NDArray[np.float32]
+    since: int = LONG_AGO
+    confirmed: bool = False
 
 
 class Channel(NamedTuple):
@@ -223,6 +232,11 @@ class Detectors:
                     speech = fuse(probability, speech, thresholds.confidence, thresholds.probability)
             elif probability is not None:
                 speech = probability > thresholds.probability
+            if self._spectral is not None and probability is not None:
+                certain = probability > thresholds.onset
+                speech, listener.since, listener.confirmed = confirm(
+                    speech, certain, thresholds.closing_hops, listener.since, listener.confirmed
+                )
             listener.next_hop += int(count)
             decisions.append(speech)
         return decisions

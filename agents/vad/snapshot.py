@@ -59,6 +59,8 @@ class _PackedListener(msgspec.Struct, array_like=True):
     probability: float
     neural: bytes
     traditional: bytes
+    since: int
+    confirmed: bool
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -83,6 +85,8 @@ def pack(memory: Memory, listener: Listener | None) -> bytes:
             listener.next_window,
             float(listener.probability),
             *states,
+            listener.since,
+            listener.confirmed,
         )
     return bytes([VERSION]) + msgspec.msgpack.encode(_Packed(memory, hearing))
 
@@ -106,7 +110,14 @@ def unpack(state: bytes) -> tuple[Memory, Listener | None]:
             states = _from_bytes(hearing.neural), _from_bytes(hearing.traditional)
             opinions = np.frombuffer(hearing.opinions, np.uint8).astype(np.bool_)
             listener = Listener(
-                hearing.next_hop, hearing.next_heard, opinions, hearing.next_window, np.float32(hearing.probability), *states
+                hearing.next_hop,
+                hearing.next_heard,
+                opinions,
+                hearing.next_window,
+                np.float32(hearing.probability),
+                *states,
+                hearing.since,
+                hearing.confirmed,
             )
     except (msgspec.MsgspecError, ValueError) as damage:
         raise SnapshotError(f"A snapshot of the VAD is damaged: {damage}") from damage

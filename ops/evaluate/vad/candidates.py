@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from agents.vad.decode import to_int16
 from agents.vad.detectors import Channel, Detectors, Thresholds
 from agents.vad.front import Front
+from agents.vad.fusion import LONG_AGO, confirm
 from agents.vad.spectrum import HOP_SAMPLES
 from schemas.records import SAMPLE_RATE_HZ
 from streams.errors import UserError
@@ -91,7 +92,10 @@ def _tiny_scores(settings: Settings) -> Callable[[Sequence[Samples]], list[Verdi
             windows = np.lib.stride_tricks.sliding_window_view(audio, WINDOW_SAMPLES)[::HOP_SAMPLES]
             score, _ = tiny(power_spectra(windows), np.array([count]), tiny.fresh()[np.newaxis])
             score = score[tiny.delay_hops : tiny.delay_hops + hops]
-            verdicts.append(Verdict(score > settings.vad_threshold, score))
+            certain = score > settings.vad_onset
+            closing_hops = Thresholds.of(settings).closing_hops
+            speech, _, _ = confirm(score > settings.vad_threshold, certain, closing_hops, LONG_AGO, False)
+            verdicts.append(Verdict(speech, score))
         return verdicts
 
     return judge

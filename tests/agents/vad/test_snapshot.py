@@ -27,7 +27,10 @@ memories = st.builds(
 floats = st.floats(width=32, allow_nan=False)
 vectors = hnp.arrays(np.float32, st.integers(0, 260), elements=floats)
 opinions = hnp.arrays(np.bool_, st.integers(0, 12))
-listeners = st.none() | st.builds(Listener, samples, samples, opinions, samples, floats.map(np.float32), vectors, vectors)
+quiets = st.integers(0, 60_000)
+listeners = st.none() | st.builds(
+    Listener, samples, samples, opinions, samples, floats.map(np.float32), vectors, vectors, quiets, st.booleans()
+)
 
 
 @given(memories, listeners)
@@ -39,6 +42,7 @@ def test_a_snapshot_comes_back_to_the_bit(memory, listener):
         return
     assert (heard.next_hop, heard.next_heard, heard.next_window) == (listener.next_hop, listener.next_heard, listener.next_window)
     assert np.array_equal(heard.opinions, listener.opinions)
+    assert (heard.since, heard.confirmed) == (listener.since, listener.confirmed)
     assert heard.probability.tobytes() == listener.probability.tobytes()
     assert heard.neural.tobytes() == listener.neural.tobytes()
     assert heard.traditional.tobytes() == listener.traditional.tobytes()
