@@ -162,6 +162,11 @@ class Settings(BaseSettings):
     chunk_frames: int = Field(5, ge=1, le=50, description="Encoder frames of 40 ms that are taken at once; 5 are a block of 200 ms.")
     left_chunks: int = Field(8, ge=0, le=100, description="Chunks of the past that the encoder looks back on.")
     beam: int = Field(10, ge=2, le=64, description="Hypotheses that the search follows, and that are rescored.")
+    lm: Path | None = Field(
+        None, description="A word n-gram in ARPA format that the search listens to; unset: lm.arpa in the model's folder, if there is one."
+    )
+    lm_weight: float = Field(0.5, ge=0.0, description="What the n-gram's log-probabilities count.")
+    lm_word_bonus: float = Field(0.0, description="What each word gets beside them, so that few words are not preferred.")
     rescoring: bool = Field(True, description="Let the attention decoder choose among the hypotheses of a final.")
     ctc_weight: float = Field(0.5, ge=0.0, description="What the search's score counts beside the attention decoder's.")
     reverse_weight: float | None = Field(
@@ -189,6 +194,8 @@ class Settings(BaseSettings):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"ASR_{name.upper()}: there is no file {path}")
+        if self.lm is not None and not self.lm.is_file():
+            raise ValueError(f"ASR_LM: there is no file {self.lm}")
         if self.engine == "conformer" and self.feature_kind not in ("auto", "fbank"):
             raise ValueError("ASR_FEATURE_KIND must be fbank or auto with ASR_ENGINE=conformer")
         if self.vad_tail_ms > self.vad_closing_ms:

@@ -99,6 +99,9 @@ def _conformer_options(settings: Settings) -> dict[str, Any]:
     wanted = settings.model_dir or (Path(settings.model) if "model" in settings.model_fields_set else None)
     return {
         "folder": str(wenet_directory(wanted)),
+        "lm": "" if settings.lm is None else str(settings.lm),
+        "lm_weight": settings.lm_weight,
+        "lm_word_bonus": settings.lm_word_bonus,
         "device": settings.device,
         "precision": settings.precision,
         "final_precision": settings.final_precision,

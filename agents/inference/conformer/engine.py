@@ -15,6 +15,7 @@ is so for segments beyond the engine's slots or longer than its search. Its feat
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
 from collections import defaultdict
@@ -116,7 +117,10 @@ class ConformerEngine:
     """See the module.
 
     Args:
-        folder: a WeNet model directory; an ``lm.arpa`` in it is a language model for the search.
+        folder: a WeNet model directory.
+        lm: an n-gram in ARPA format that the searches listen to; empty: ``lm.arpa`` in the model's directory, where there is one.
+        lm_weight: what its log-probabilities count.
+        lm_word_bonus: what each word gets beside them, so that few words are not preferred.
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: what partials are computed in: ``auto``, ``fp32``, ``bf16``, ``fp16`` (CUDA), ``int8`` (CPU).
         final_precision: what finals are computed in: the same, without ``auto``.
@@ -138,6 +142,8 @@ class ConformerEngine:
 
     Raises:
         ModelError: the model cannot be used.
+        EngineError: a precision cannot be had.
+        ValueError: the language model cannot be used.
     """
 
     name = "conformer"
@@ -147,6 +153,9 @@ class ConformerEngine:
         self,
         folder: str,
         *,
+        lm: str = "",
+        lm_weight: float = 0.5,
+        lm_word_bonus: float = 0.0,
         device: str = "auto",
         precision: str = "auto",
         final_precision: str = "fp32",
@@ -177,18 +186,21 @@ class ConformerEngine:
         self._mel, self._block_frames, self._stride = config.encoder.input_dim, block_frames, SUBSAMPLING * block_frames
         self.blocks_at_once = _BLOCKS_AT_ONCE
         self._units = UnitTable(loaded.vocabulary.tokens, loaded.vocabulary.bpe_model)
-        arpa = Path(folder) / _LM_FILE
-        lm = NgramLm.read(arpa, self._units) if arpa.exists() else None
+        arpa = Path(lm) if lm else Path(folder) / _LM_FILE
+        ngram = None
+        if lm or arpa.exists():
+            ngram = NgramLm.read(arpa, self._units, weight=lm_weight, word_bonus=lm_word_bonus, ignore_case=True)
+            self.model_digest = hashlib.sha256(self.model_digest.encode() + arpa.read_bytes()).hexdigest()
         max_frames = -(-longest_ms // _ENCODER_FRAME_MS) + block_frames
         chosen: Precision = default_precision(where) if precision == "auto" else _precision(precision, where)
         self._encoder = StreamingEncoder(model, slots=slots, block_frames=block_frames, left_blocks=left_blocks, precision=chosen)
-        self._search = PrefixBeamSearch(slots, config.vocabulary, BeamOptions(beam, max_frames, config.blank), lm).compile()
+        self._search = PrefixBeamSearch(slots, config.vocabulary, BeamOptions(beam, max_frames, config.blank), ngram).compile()
         self._max_frames = max_frames
         if reverse_weight is None:
             reverse_weight = float((loaded.config.get("model_conf") or {}).get("reverse_weight", 0.0))
         options = FinalOptions(beam, ctc_weight, reverse_weight, rescoring, max_frames, _precision(final_precision, where))
         lanes = max(1, finals_lanes)
-        self._finals = FinalDecoder(model, lanes=lanes, block_frames=block_frames, left_blocks=left_blocks, options=options, lm=lm)
+        self._finals = FinalDecoder(model, lanes=lanes, block_frames=block_frames, left_blocks=left_blocks, options=options, lm=ngram)
         self._free_lanes: queue.SimpleQueue[int] = queue.SimpleQueue()
         for lane in range(lanes):
             self._free_lanes.put(lane)

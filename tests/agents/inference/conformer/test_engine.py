@@ -189,6 +189,20 @@ def test_compiled_hotwords_come_from_files(engine: ConformerEngine, segments: di
     engine.use_hotwords("", Hotwords.none(len(table)))
 
 
+def test_a_language_model_has_a_say(segments: dict[str, list[Block]], expected: dict[str, FinalText], tmp_path: Path) -> None:
+    words = ("门", "会", "长", "分", "大")
+    arpa = tmp_path / "lm.arpa"
+    unigrams = "".join(f"-0.7\t{word}\n" for word in (*words, "<s>", "</s>"))
+    arpa.write_text(f"\\data\\\nngram 1=7\n\n\\1-grams:\n{unigrams}\n\\end\\\n", encoding="utf-8")
+    engine = ConformerEngine(str(MODEL), slots=2, numbers=False, lm=str(arpa), lm_weight=3.0)
+    final, partials = alone(engine, "call 8", segments["call 8"])
+    assert final.raw_text != expected["call 8"].raw_text
+    share, before = (sum(word.text in words for word in said.words) / len(said.words) for said in (final, expected["call 8"]))
+    assert share > before
+    assert partials
+    assert engine.model_digest != ConformerEngine(str(MODEL), slots=2, numbers=False).model_digest, "it is part of the model"
+
+
 def test_a_segment_without_audio(engine: ConformerEngine) -> None:
     begin(engine, "s")
     engine.step([Block(key=SegmentKey("s", 0), chunk=0, hops=1)])
