@@ -129,3 +129,20 @@ def test_a_bad_segment_does_not_spoil_the_next(loaded: LoadedModel, fbank: np.nd
     encoder.step([0], np.full((1, WINDOW, MEL), np.nan, np.float32))
     encoder.open([0])
     assert torch.equal(one_by_one(encoder, 0, fbank, range(3)), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the steps are recorded as CUDA graphs there")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 5e-4), ("bf16", 0.5), ("fp16", 0.1)])
+def test_on_a_gpu_it_says_the_same(loaded: LoadedModel, fbank: np.ndarray, precision: str, tolerance: float) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    on_cpu = streaming(loaded)
+    copy = load_model(loaded.vocabulary.bpe_model.parent if loaded.vocabulary.bpe_model else WENET / "models" / "u2")
+    copy.model.to("cuda")
+    on_gpu = streaming(copy, precision=precision)
+    for encoder in (on_cpu, on_gpu):
+        encoder.open([0, 1, 3])
+    for block in range(12):  # three rows are padded to four
+        rows = np.concatenate([window(fbank, block), window(fbank, block + 5), window(fbank, block + 9)])
+        expected, found = (encoder.step([0, 1, 3], rows).exp().cpu() for encoder in (on_cpu, on_gpu))
+        assert (found - expected).abs().max() < tolerance
+    assert torch.allclose(on_gpu.whole(2, fbank)[1].cpu().exp(), on_cpu.whole(2, fbank)[1].exp(), atol=tolerance)
