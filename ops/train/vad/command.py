@@ -17,8 +17,8 @@ def recipe(
     ],
     work_dir: Annotated[Path, typer.Option("--work-dir", help="Where examples and checkpoints are kept.")] = Path("var/train/vad"),
     output: Annotated[Path, typer.Option("--output", help="The model to write.")] = Path("agents/vad/tiny/tiny_vad.onnx"),
-    shards: Annotated[int, typer.Option(min=1, help="How many shards of 400 scenes of 16 s to train on.")] = 7,
-    epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = 30,
+    shards: Annotated[int, typer.Option(min=1, help="How many shards of 400 scenes of 16 s to train on.")] = 9,
+    epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = 22,
 ) -> None:
     """Train TinyVAD and write it as ONNX. What is there already is kept: run it again and it goes on where it stopped."""
     import torch
