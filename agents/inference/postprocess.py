@@ -7,12 +7,16 @@ said.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,7 +130,7 @@ class Writer:
 
     Args:
         options: what to do.
-        cache_dir: where the compiled English grammar is kept (1.2 MB, compiled in 2 s); unset: beside the package that brings the rules.
+        cache_dir: where the compiled English grammar is kept (1.2 MB, compiled in 2 s); unset: nowhere.
     """
 
     def __init__(self, options: WritingOptions | None = None, cache_dir: Path | None = None) -> None:
@@ -223,10 +227,26 @@ class Writer:
 
             return Chinese()
         if language == "en":
-            from itn.english.inverse_normalizer import InverseNormalizer as English
-
-            folder = None if self._cache_dir is None else self._cache_dir / "itn"
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            return English(cache_dir=None if folder is None else str(folder))
+            return self._english()
         return None
+
+    def _english(self) -> Any:
+        """Return the English rules. They come uncompiled; the result is kept, whole or not at all, as several processes may want it."""
+        from itn.english.inverse_normalizer import InverseNormalizer as English
+
+        kept = None if self._cache_dir is None else self._cache_dir / "itn" / f"en-{version('WeTextProcessing')}"
+        if kept is not None and kept.is_dir():
+            return English(cache_dir=str(kept))
+        with tempfile.TemporaryDirectory() as work:
+            grammar = English(cache_dir=work)
+            if kept is not None:
+                with contextlib.suppress(OSError):  # a cache that cannot be written, or is by now, costs nothing but time
+                    _keep(Path(work), kept)
+        return grammar
+
+
+def _keep(work: Path, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as beside:
+        copy = shutil.copytree(work, Path(beside) / kept.name)
+        copy.rename(kept)

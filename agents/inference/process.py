@@ -80,7 +80,7 @@ def engine_spec(settings: Settings) -> EngineSpec:
     if settings.engine == "instant":
         return EngineSpec(factory="agents.inference.instant:InstantEngine")
     if settings.engine == "conformer":
-        return EngineSpec(factory="agents.inference.conformer.engine:ConformerEngine", options=_conformer_options(settings))
+        return EngineSpec(factory="agents.inference.conformer.engine:conformer_engine", options=_conformer_options(settings))
     model = resolve(settings.model, settings.cache_dir)
     return EngineSpec(
         factory="agents.inference.whisper:WhisperEngine",

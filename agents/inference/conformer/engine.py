@@ -22,14 +22,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from agents.inference.conformer.finals import FinalDecoder, FinalOptions, Reading, held_ends, held_start
-from agents.inference.conformer.loader import load_model
+from agents.inference.conformer.loader import LoadedModel, load_model
 from agents.inference.conformer.model import FEATURE_OVERLAP, SUBSAMPLING
 from agents.inference.conformer.streaming import Precision, StreamingEncoder, default_precision
 from agents.inference.conformer.words import languages_of, words_of
@@ -41,7 +42,7 @@ from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypot
 from agents.inference.postprocess import Writer, WritingOptions, Written, joined
 from schemas.records import SAMPLE_RATE_HZ, Word
 
-__all__ = ["ConformerEngine"]
+__all__ = ["ConformerEngine", "ConformerOptions", "conformer_engine"]
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +114,10 @@ class _Segment:
         return np.concatenate(self.pieces) if self.pieces else np.empty((0, mel), np.float32)
 
 
-class ConformerEngine:
-    """See the module.
+class ConformerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to recognise.
 
-    Args:
-        folder: a WeNet model directory.
-        lm: an n-gram in ARPA format that the searches listen to; empty: ``lm.arpa`` in the model's directory, where there is one.
-        lm_weight: what its log-probabilities count.
-        lm_word_bonus: what each word gets beside them, so that few words are not preferred.
+    Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: what partials are computed in: ``auto``, ``fp32``, ``bf16``, ``fp16`` (CUDA), ``int8`` (CPU).
         final_precision: what finals are computed in: the same, without ``auto``.
@@ -133,81 +130,98 @@ class ConformerEngine:
         ctc_weight: what the search counts beside the attention decoders.
         reverse_weight: what the right-to-left decoder counts; None: as the model says.
         rescoring: whether the attention decoders have a say in finals.
+        lm: an n-gram in ARPA format that the searches listen to; empty: ``lm.arpa`` in the model's directory, where there is one.
+        lm_weight: what its log-probabilities count.
+        lm_word_bonus: what each word gets beside them, so that few words are not preferred.
         longest_ms: the longest segment that is expected.
         language: BCP 47 tag for sessions that name none.
         numbers: write numbers in finals as digits.
         punctuation: set punctuation in finals.
         capitals: begin sentences in finals with capitals.
-        cache_dir: where compiled grammars are kept.
+        cache_dir: where compiled grammars are kept; empty: nowhere.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision | Literal["auto"] = "auto"
+    final_precision: Precision = "fp32"
+    threads: int = 1
+    finals_lanes: int = 1
+    slots: int = 128
+    block_frames: int = 5
+    left_blocks: int = 8
+    beam: int = 10
+    ctc_weight: float = 0.5
+    reverse_weight: float | None = None
+    rescoring: bool = True
+    lm: str = ""
+    lm_weight: float = 0.5
+    lm_word_bonus: float = 0.0
+    longest_ms: int = 20_000
+    language: str = ""
+    numbers: bool = True
+    punctuation: bool = True
+    capitals: bool = True
+    cache_dir: str = ""
+
+
+def conformer_engine(folder: str, **options: Any) -> ConformerEngine:
+    """Make an engine from plain values, as they come from another process; see `ConformerEngine`."""
+    return ConformerEngine(Path(folder), msgspec.convert(options, ConformerOptions))
+
+
+class ConformerEngine:
+    """See the module.
+
+    Args:
+        folder: a WeNet model directory.
+        options: how to recognise.
 
     Raises:
         ModelError: the model cannot be used.
-        EngineError: a precision cannot be had.
+        EngineError: the device or the precision cannot be had.
         ValueError: the language model cannot be used.
     """
 
     name = "conformer"
     finals_batch = 1
+    blocks_at_once = _BLOCKS_AT_ONCE
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        lm: str = "",
-        lm_weight: float = 0.5,
-        lm_word_bonus: float = 0.0,
-        device: str = "auto",
-        precision: str = "auto",
-        final_precision: str = "fp32",
-        threads: int = 1,
-        finals_lanes: int = 1,
-        slots: int = 128,
-        block_frames: int = 5,
-        left_blocks: int = 8,
-        beam: int = 10,
-        ctc_weight: float = 0.5,
-        reverse_weight: float | None = None,
-        rescoring: bool = True,
-        longest_ms: int = 20_000,
-        language: str = "",
-        numbers: bool = True,
-        punctuation: bool = True,
-        capitals: bool = True,
-        cache_dir: str = "",
-    ) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, folder: Path, options: ConformerOptions | None = None) -> None:
+        self._options = options = options or ConformerOptions()
+        device = _device(options.device)
+        torch.set_num_threads(options.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # finals are to be exact
-        where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-        loaded = load_model(Path(folder))
-        model = loaded.model.to(where)
-        config = model.config
-        self.model_digest = loaded.digest
-        self.finals_lanes = finals_lanes
-        self._mel, self._block_frames, self._stride = config.encoder.input_dim, block_frames, SUBSAMPLING * block_frames
-        self.blocks_at_once = _BLOCKS_AT_ONCE
+        loaded = load_model(folder)
+        model = loaded.model.to(device)
         self._units = UnitTable(loaded.vocabulary.tokens, loaded.vocabulary.bpe_model)
-        arpa = Path(lm) if lm else Path(folder) / _LM_FILE
-        ngram = None
-        if lm or arpa.exists():
-            ngram = NgramLm.read(arpa, self._units, weight=lm_weight, word_bonus=lm_word_bonus, ignore_case=True)
-            self.model_digest = hashlib.sha256(self.model_digest.encode() + arpa.read_bytes()).hexdigest()
-        max_frames = -(-longest_ms // _ENCODER_FRAME_MS) + block_frames
-        chosen: Precision = default_precision(where) if precision == "auto" else _precision(precision, where)
-        self._encoder = StreamingEncoder(model, slots=slots, block_frames=block_frames, left_blocks=left_blocks, precision=chosen)
-        self._search = PrefixBeamSearch(slots, config.vocabulary, BeamOptions(beam, max_frames, config.blank), ngram).compile()
-        self._max_frames = max_frames
-        if reverse_weight is None:
-            reverse_weight = float((loaded.config.get("model_conf") or {}).get("reverse_weight", 0.0))
-        options = FinalOptions(beam, ctc_weight, reverse_weight, rescoring, max_frames, _precision(final_precision, where))
-        lanes = max(1, finals_lanes)
-        self._finals = FinalDecoder(model, lanes=lanes, block_frames=block_frames, left_blocks=left_blocks, options=options, lm=ngram)
+        lm, self.model_digest = self._with_lm(folder, loaded.digest)
+        self._mel, self._stride = model.config.encoder.input_dim, SUBSAMPLING * options.block_frames
+        self._max_frames = -(-options.longest_ms // _ENCODER_FRAME_MS) + options.block_frames
+
+        precision = default_precision(device) if options.precision == "auto" else _possible(options.precision, device)
+        blocks: dict[str, int] = {"block_frames": options.block_frames, "left_blocks": options.left_blocks}
+        self._encoder = StreamingEncoder(model, slots=options.slots, precision=precision, **blocks)
+        beam = BeamOptions(options.beam, self._max_frames, model.config.blank)
+        self._search = PrefixBeamSearch(options.slots, model.config.vocabulary, beam, lm).compile()
+        self._free_slots = list(reversed(range(options.slots)))
+
+        self.finals_lanes = options.finals_lanes
+        lanes = range(max(1, options.finals_lanes))
+        final_options = FinalOptions(
+            beam=options.beam,
+            ctc_weight=options.ctc_weight,
+            reverse_weight=_reverse_weight(loaded) if options.reverse_weight is None else options.reverse_weight,
+            rescoring=options.rescoring,
+            max_frames=self._max_frames,
+            precision=_possible(options.final_precision, device),
+        )
+        self._finals = FinalDecoder(model, lanes=len(lanes), options=final_options, lm=lm, **blocks)
         self._free_lanes: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for lane in range(lanes):
+        for lane in lanes:
             self._free_lanes.put(lane)
-        self._longest_samples = longest_ms * _SAMPLES_PER_MS
-        self._language = language
-        self._writer = Writer(WritingOptions(numbers, punctuation, capitals), Path(cache_dir) if cache_dir else None)
-        self._free_slots = list(reversed(range(slots)))
+        writing = WritingOptions(options.numbers, options.punctuation, options.capitals)
+        self._writer = Writer(writing, Path(options.cache_dir) if options.cache_dir else None)
+
         self._segments: dict[SegmentKey, _Segment] = {}
         self._hotwords: dict[str, Hotwords] = {}
         self._hotwords_in_force: Hotwords | None = None
@@ -265,7 +279,7 @@ class ConformerEngine:
             segment.slot = self._free_slots.pop()
             self._encoder.open([segment.slot])
             self._search.open([segment.slot], self._hotwords_in_force)
-        if segment.slot is not None and (self._encoder.taken(segment.slot) + blocks) * self._block_frames <= self._max_frames:
+        if segment.slot is not None and (self._encoder.taken(segment.slot) + blocks) * self._options.block_frames <= self._max_frames:
             return True
         log.warning("segment %d of session %s goes on without partials", segment.opening.key.segment, segment.opening.key.session_id)
         self._silence(segment)
@@ -324,8 +338,8 @@ class ConformerEngine:
                 log.error("segment %d of session %s: %s", request.key.segment, request.key.session_id, problem)
         reading = self._finals.decode(lane, held_ends(segment.features(self._mel)), hotwords)
         words = self._words(reading, segment.opening.start_sample, request.end_sample)
-        language = segment.opening.language or self._language
-        complete = request.end_sample - segment.opening.start_sample < self._longest_samples
+        language = segment.opening.language or self._options.language
+        complete = request.end_sample - segment.opening.start_sample < self._options.longest_ms * _SAMPLES_PER_MS
         return FinalText(
             key=request.key,
             text=self._writer.write([Written(word.text, word.start_ms, word.end_ms) for word in words], language, complete=complete),
@@ -340,6 +354,15 @@ class ConformerEngine:
         start_ms, end_ms = start_sample // _SAMPLES_PER_MS, end_sample // _SAMPLES_PER_MS
         return words_of(reading, self._units.units, start_ms, end_ms)
 
+    def _with_lm(self, folder: Path, digest: str) -> tuple[NgramLm | None, str]:
+        """Return the language model, if there is one, and the model's digest with it: it has a say in every final."""
+        options = self._options
+        path = Path(options.lm) if options.lm else folder / _LM_FILE
+        if not (options.lm or path.exists()):
+            return None, digest
+        lm = NgramLm.read(path, self._units, weight=options.lm_weight, word_bonus=options.lm_word_bonus, ignore_case=True)
+        return lm, hashlib.sha256(digest.encode() + path.read_bytes()).hexdigest()
+
     def _warm_up(self) -> None:
         """Compute once what the first audio must not wait for, and load the grammars of the languages that the units spell."""
         self._encoder.open([0])
@@ -350,14 +373,30 @@ class ConformerEngine:
             self._writer.warm_up(language)
 
 
-def _precision(name: str, device: torch.device) -> Precision:
-    """Return a precision that a device can compute in.
+def _device(name: str) -> torch.device:
+    """Return a device to compute on.
+
+    Raises:
+        EngineError: there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise EngineError("no GPU can be used here: set ASR_DEVICE to cpu or auto")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+def _possible(precision: Precision, device: torch.device) -> Precision:
+    """Return a precision if a device can compute in it.
 
     Raises:
         EngineError: it cannot.
     """
     possible = ("fp32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16", "int8")
-    for precision in possible:
-        if precision == name:
-            return cast("Precision", precision)
-    raise EngineError(f"precision {name} cannot be had on {device.type}: set ASR_PRECISION to auto, {' or '.join(possible)}")
+    if precision not in possible:
+        raise EngineError(f"the precision {precision} cannot be had on {device.type}: set it to {', '.join(possible)}")
+    return precision
+
+
+def _reverse_weight(loaded: LoadedModel) -> float:
+    """Return what the right-to-left decoder counts, as the model's training says."""
+    return float((loaded.config.get("model_conf") or {}).get("reverse_weight", 0.0))

@@ -112,3 +112,17 @@ def test_each_part_can_be_switched_off(folder: Path, options: WritingOptions, te
 
 def test_what_the_grammar_cannot_read_stays(writer: Writer) -> None:
     assert writer.write(said('a " b \\ [c] {d'), "en") == 'A " b \\ [c] {d.'
+
+
+def test_compiled_rules_are_kept(folder: Path, writer: Writer) -> None:
+    writer.warm_up("en")
+    (kept,) = (folder / "itn").iterdir()
+    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+    assert len(before) == 2
+    Writer(cache_dir=folder).warm_up("en")
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+
+
+def test_rules_that_cannot_be_kept_are_used(tmp_path: Path) -> None:
+    (tmp_path / "itn").write_text("a file where the folder should be")
+    assert Writer(cache_dir=tmp_path).write(said("twenty one"), "en") == "21."

@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.features.fbank import Fbank
-from agents.inference.conformer.engine import ConformerEngine
+from agents.inference.conformer.engine import ConformerEngine, conformer_engine
 from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.units import UnitTable
 from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
@@ -59,7 +60,7 @@ def segments() -> dict[str, list[Block]]:
 
 @pytest.fixture(scope="module")
 def engine() -> ConformerEngine:
-    return ConformerEngine(str(MODEL), slots=8, numbers=False)
+    return conformer_engine(str(MODEL), slots=8, numbers=False)
 
 
 def begin(engine: ConformerEngine, *sessions: str) -> None:
@@ -125,7 +126,7 @@ def test_finals_depend_on_nothing_but_the_segment(
 
 def test_another_engine_says_the_same(segments: dict[str, list[Block]], expected: dict[str, FinalText]) -> None:
     """A restart, with partials in another precision, and more segments than slots."""
-    engine = ConformerEngine(str(MODEL), slots=2, numbers=False, precision="int8")
+    engine = conformer_engine(str(MODEL), slots=2, numbers=False, precision="int8")
     begin(engine, *segments)
     for session in reversed(segments):
         engine.step(segments[session])
@@ -154,7 +155,7 @@ def test_partials_are_the_same_in_one_pass(engine: ConformerEngine, segments: di
 
 @pytest.mark.parametrize("block_frames", [2, 8, 16])
 def test_other_block_sizes(segments: dict[str, list[Block]], block_frames: int) -> None:
-    engine = ConformerEngine(str(MODEL), slots=2, block_frames=block_frames, left_blocks=4, numbers=False)
+    engine = conformer_engine(str(MODEL), slots=2, block_frames=block_frames, left_blocks=4, numbers=False)
     final, partials = alone(engine, "call 4", segments["call 4"])
     begin(engine, "call 4")
     engine.step(segments["call 4"])
@@ -194,13 +195,13 @@ def test_a_language_model_has_a_say(segments: dict[str, list[Block]], expected: 
     arpa = tmp_path / "lm.arpa"
     unigrams = "".join(f"-0.7\t{word}\n" for word in (*words, "<s>", "</s>"))
     arpa.write_text(f"\\data\\\nngram 1=7\n\n\\1-grams:\n{unigrams}\n\\end\\\n", encoding="utf-8")
-    engine = ConformerEngine(str(MODEL), slots=2, numbers=False, lm=str(arpa), lm_weight=3.0)
+    engine = conformer_engine(str(MODEL), slots=2, numbers=False, lm=str(arpa), lm_weight=3.0)
     final, partials = alone(engine, "call 8", segments["call 8"])
     assert final.raw_text != expected["call 8"].raw_text
     share, before = (sum(word.text in words for word in said.words) / len(said.words) for said in (final, expected["call 8"]))
     assert share > before
     assert partials
-    assert engine.model_digest != ConformerEngine(str(MODEL), slots=2, numbers=False).model_digest, "it is part of the model"
+    assert engine.model_digest != conformer_engine(str(MODEL), slots=2, numbers=False).model_digest, "it is part of the model"
 
 
 def test_a_segment_without_audio(engine: ConformerEngine) -> None:
@@ -220,7 +221,13 @@ def test_features_that_are_none(engine: ConformerEngine, features: bytes, why: s
     engine.close([SegmentKey("s", 0), SegmentKey("nobody", 0)])
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp8"])
-def test_a_precision_that_cannot_be_had(precision: str) -> None:
-    with pytest.raises(EngineError, match="ASR_PRECISION"):
-        ConformerEngine(str(MODEL), device="cpu", precision=precision)
+@pytest.mark.parametrize("which", ["precision", "final_precision"])
+def test_a_precision_that_cannot_be_had(which: str) -> None:
+    with pytest.raises(EngineError, match="fp16 cannot be had on cpu"):
+        conformer_engine(str(MODEL), device="cpu", **{which: "fp16"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(EngineError, match="ASR_DEVICE"):
+        conformer_engine(str(MODEL), device="cuda")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.inference.conformer.engine import ConformerEngine
+from agents.inference.conformer.engine import conformer_engine
 from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.units import UnitTable
 from agents.inference.engine import Block, Engine, Finish, Opening, SegmentKey
@@ -59,7 +59,7 @@ def talk(engine: Engine, blocks: dict[str, list[Block]], hotwords: Path, kill: i
 
 def test_killed_it_says_the_same(blocks: dict[str, list[Block]], hotwords: Path, tmp_path: Path) -> None:
     settings = Settings(engine="conformer", model_dir=MODEL, precision="fp32", itn=False, cache_dir=tmp_path)
-    expected = talk(ConformerEngine(str(MODEL), precision="fp32", numbers=False), blocks, hotwords)
+    expected = talk(conformer_engine(str(MODEL), precision="fp32", numbers=False), blocks, hotwords)
     engine = EngineProcess(engine_spec(settings))
     engine.start()
     try:
