@@ -19,7 +19,7 @@ from streams.tenure import Tenure
 from streams.topic_admin import ensure_topics
 from streams.topics import Topic
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 #: Nothing is committed here, for the consumer group is not joined; more than any machine has been up.
 NEVER_MS = 10**12
 

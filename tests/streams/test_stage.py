@@ -37,7 +37,7 @@ pytestmark = pytest.mark.broker
 
 WORKER = Path(__file__).with_name("counting_worker.py")
 FRAME_SAMPLES = 3_200
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
