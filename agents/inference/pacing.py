@@ -2,7 +2,7 @@
 
 A step costs a part that is always the same and a part for each block. The first part is what batching saves: with 50 channels whose blocks
 come at 50 different moments, an engine that never waited would do 50 small steps in the time of four large ones. The longer it waits, the
-later the text. So the wait is chosen such that the fixed part takes no more than a small share of the time, whatever the machine.
+later the text. So the wait goes by how busy the engine is: none while it has time, and the longest that the text can bear when it has not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _FIRST_LOOK_S: Final = 1.0
 _SIZE_STEP: Final = 8
 #: The wait moves by this share of the way.
 _WAIT_SHARE: Final = 0.5
-#: The share of the time that may go into what every step costs, however small.
-_FIXED_SHARE: Final = 0.1
+#: The engine has time while its steps take less than the first share of it, and none from the second on.
+_IDLE_SHARE: Final = 0.1
+_BUSY_SHARE: Final = 0.5
 _SHORTEST_WAIT_MS: Final = 2.0
 #: A quarter of what a frame may take on its whole way.
 _LONGEST_WAIT_MS: Final = 75.0
@@ -80,7 +81,7 @@ class AdaptivePacing:
         self._looked_s = clock()
         self._look_s = self._looked_s + _FIRST_LOOK_S
         self._busiest = 0
-        self._blocks = 0
+        self._working_s = 0.0
         self._pace: Pace | None = None
         # Decaying sums of 1, n, n n, t, n t over the steps: n blocks took t.
         self._sums = [0.0] * 5
@@ -92,16 +93,16 @@ class AdaptivePacing:
         if self._pace is None:
             self._pace = Pace(_size_for(active), _FIRST_WAIT_MS)
         elif now_s >= self._look_s:
-            self._pace = self._next(self._pace, self._blocks / (now_s - self._looked_s))
+            self._pace = self._next(self._pace, self._working_s / (now_s - self._looked_s))
             self._looked_s, self._look_s = now_s, now_s + _LOOK_S
-            self._busiest, self._blocks = active, 0
+            self._busiest, self._working_s = active, 0.0
         return self._pace
 
     def observe(self, blocks: int, took_s: float) -> None:
         """Hear how long a step took."""
         new = (1.0, blocks, blocks * blocks, took_s, blocks * took_s)
         self._sums = [_MEMORY * old + each for old, each in zip(self._sums, new, strict=True)]
-        self._blocks += blocks
+        self._working_s += took_s
 
     @property
     def costs_s(self) -> tuple[float, float]:
@@ -123,14 +124,11 @@ class AdaptivePacing:
         steps = _BLOCK_S / (_LONGEST_WAIT_MS / _MS_PER_S + fixed)
         return max(0, int((_FULL_SHARE * _BLOCK_S - steps * fixed) / each))
 
-    def _next(self, pace: Pace, blocks_per_s: float) -> Pace:
-        """Return the pace to go on with, now that so many blocks come."""
+    def _next(self, pace: Pace, busy: float) -> Pace:
+        """Return the pace to go on with, after steps took that share of the time."""
         size = pace.max_batch + max(-_SIZE_STEP, min(_SIZE_STEP, _size_for(self._busiest) - pace.max_batch))
-        fixed, each = self.costs_s
-        # From one step's beginning to the next one's; what comes meanwhile makes the step, and the wait is what that leaves.
-        period_s = fixed / _FIXED_SHARE
-        wait_ms = _MS_PER_S * (period_s * (1 - each * blocks_per_s) - fixed)
-        wait_ms = min(_LONGEST_WAIT_MS, max(_SHORTEST_WAIT_MS, wait_ms))
+        load = min(1.0, max(0.0, (busy - _IDLE_SHARE) / (_BUSY_SHARE - _IDLE_SHARE)))
+        wait_ms = _SHORTEST_WAIT_MS + load * (_LONGEST_WAIT_MS - _SHORTEST_WAIT_MS)
         return Pace(size, pace.max_wait_ms + _WAIT_SHARE * (wait_ms - pace.max_wait_ms))
 
 

@@ -51,28 +51,30 @@ def test_the_size_moves_smoothly_and_only_when_looked_at() -> None:
     assert all(later - sooner >= 9 for sooner, later in itertools.pairwise(changes))
 
 
-@pytest.mark.parametrize(("active", "fixed_s", "each_s"), [(50, 0.004, 0.0005), (30, 0.002, 0.001), (50, 0.006, 0.0012)])
-def test_the_wait_keeps_the_fixed_part_small(active: int, fixed_s: float, each_s: float) -> None:
-    clock = Clock()
-    pacing = AdaptivePacing(clock)
-    run(pacing, clock, active, 90, fixed_s, each_s)
-    found_fixed_s, found_each_s = pacing.costs_s
-    if found_each_s:  # steps of one size tell nothing of the parts
-        assert found_fixed_s + active * found_each_s == pytest.approx(fixed_s + active * each_s, rel=0.5)
-    wait_ms = pacing.pace(active).max_wait_ms
-    assert 2 <= wait_ms <= 75
-    assert fixed_s <= 0.2 * (wait_ms / 1_000 + fixed_s + each_s)
+def steps_per_s(active: int, wait_ms: float, fixed_s: float, each_s: float) -> float:
+    """Return how often steps happen when blocks come evenly."""
+    blocks_per_s = active / 0.2
+    return 1 / ((wait_ms / 1_000 + fixed_s) / (1 - each_s * blocks_per_s))
 
 
-def test_an_engine_that_costs_nothing_is_not_waited_for() -> None:
+@pytest.mark.parametrize(("active", "fixed_s", "each_s"), [(50, 0.006, 0.0006), (30, 0.012, 0.0025), (50, 0.012, 0.002)])
+def test_a_busy_engine_waits_and_so_has_more_time(active: int, fixed_s: float, each_s: float) -> None:
     clock = Clock()
     pacing = AdaptivePacing(clock)
-    for _ in range(100):
-        for blocks in (1, 5, 20):
-            pacing.observe(blocks, 1e-5)
-        clock.now_s += 1
-        pacing.pace(5)
-    assert pacing.pace(5).max_wait_ms == pytest.approx(2.0, abs=0.1)
+    waits_ms = [pace.max_wait_ms for pace in run(pacing, clock, active, 90, fixed_s, each_s)]
+    assert waits_ms[-1] > 20
+    assert max(waits_ms) <= 75
+    assert abs(waits_ms[-1] - waits_ms[-11]) < 8, "it settles"
+    fixed_share = fixed_s * steps_per_s(active, waits_ms[-1], fixed_s, each_s)
+    assert fixed_share < 0.6 * fixed_s * steps_per_s(active, 2.0, fixed_s, each_s)
+
+
+@pytest.mark.parametrize("active", [1, 5, 50])
+def test_an_engine_that_has_time_is_not_waited_for(active: int) -> None:
+    clock = Clock()
+    pacing = AdaptivePacing(clock)
+    run(pacing, clock, active, 60, 0.0001, 0.00001)
+    assert pacing.pace(active).max_wait_ms == pytest.approx(2.0, abs=0.5)
 
 
 def test_costs_and_channels_are_read_off_the_steps() -> None:
