@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -21,18 +19,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from connectors.recorder.media import FileSource
-    from connectors.recorder.recorder import Playback
-    from connectors.results import Received, Results, SessionView
-    from ops.processes import System
+    from connectors.results import SessionView
+    from ops.passage import Play
     from streams.settings import Settings
 
 __all__ = ["ChannelText", "Format", "Segment", "cues", "render", "transcribe"]
 
 _EXIT_UNREADABLE: Final = 2
-_TICK_S: Final = 0.1
-_CAUGHT_UP_TIMEOUT_S: Final = 30.0
-#: An engine that hangs is killed and restarted within its timeout, and then has to load its model.
-_STALL_BEYOND_ENGINE_TIMEOUT_S: Final = 60.0
 #: What fits on a screen and can be read in the time.
 _CUE_CHARS: Final = 84
 _CUE_MS: Final = 6_000
@@ -169,7 +162,7 @@ def _transcribed(
     engine_wished: str | None,
 ) -> list[ChannelText]:
     """Take the sources through the pipeline and return their texts in the same order."""
-    from connectors.recorder.recorder import Recorder
+    from ops.passage import Passage
     from ops.processes import System
 
     with contextlib.ExitStack() as stack:
@@ -179,15 +172,12 @@ def _transcribed(
             )
             if engine_wished is not None:
                 system.require_engine(engine_wished)
-            reader = _Reader(system.settings)
-            stack.callback(reader.stop)
-            reader.start()
-            recorder = stack.enter_context(Recorder(system.settings, realtime=False, keep_spans=False))
+            passage = stack.enter_context(Passage(system))
         began_s = time.monotonic()
-        playbacks = _play(recorder, sources, system.settings.partitions, language)
-        views = _follow(playbacks, reader, system, people)
+        with _progress(sources, people) as show:
+            views = passage.take(_plays(sources, language), show)
         took_s = time.monotonic() - began_s
-        audio_s = sum(playback.report().audio_ms for playback in playbacks) / _MS_PER_S
+        audio_s = passage.audio_ms / _MS_PER_S
     for source in sources:
         for note in source.notes:
             people.print(f"{source.name}: {note}", style="yellow", markup=False)
@@ -195,111 +185,26 @@ def _transcribed(
     return [_text_of(source, view) for source, view in zip(sources, views, strict=True)]
 
 
-def _play(recorder: Any, sources: Sequence[FileSource], partitions: int, language: str) -> list[Playback]:
-    """Begin a session for each source; the channels of a file belong to one call."""
+def _plays(sources: Sequence[FileSource], language: str) -> list[Play]:
+    """Return a session for each source; the channels of a file belong to one call."""
     from connectors.recorder.session import new_id
+    from ops.passage import Play
 
-    run = secrets.token_hex(3)
     calls: dict[Path, str] = {}
     return [
-        recorder.play(
+        Play(
             source,
-            # Not a number: those are the telephone channels of a running system.
-            f"{source.path.stem}-{run}-{number}",
+            source.path.stem,
             conversation_id=calls.setdefault(source.path, new_id()),
             party=_label(source),
             language=language,
-            partition=number % partitions,
         )
-        for number, source in enumerate(sources)
+        for source in sources
     ]
 
 
-class _Reader:
-    """Reads the results in a thread."""
-
-    def __init__(self, settings: Settings) -> None:
-        from connectors.results import Results, ResultsConsumer
-        from streams.topics import COVERAGE, SESSIONS, TRANSCRIPTS
-
-        self.lock = threading.Lock()
-        self.results: Results = Results()
-        #: When anything came of a session, on the monotonic clock.
-        self.heard_at_s: dict[str, float] = {}
-        self._caught_up = threading.Event()
-        self._failures: list[Exception] = []
-        self._consumer = ResultsConsumer(
-            settings,
-            self._take,
-            caught_up=self._caught_up.set,
-            failed=self._failures.append,
-            since_ms=dict.fromkeys((COVERAGE, TRANSCRIPTS, SESSIONS), 0),
-        )
-
-    def start(self) -> None:
-        self._consumer.start()
-        self._caught_up.wait(_CAUGHT_UP_TIMEOUT_S)
-        self.check()
-
-    def check(self) -> None:
-        if self._failures:
-            raise self._failures[0]
-
-    def stop(self) -> None:
-        self._consumer.stop()
-
-    def _take(self, received: Sequence[Received]) -> None:
-        now_s = time.monotonic()
-        with self.lock:
-            for record, arrived_us in received:
-                self.results.apply(record, arrived_us)
-                self.heard_at_s[record.session_id] = now_s
-
-
-def _follow(playbacks: Sequence[Playback], reader: _Reader, system: System, people: Console) -> list[SessionView]:
-    """Wait until every session is closed and its finals are out, and return the sessions.
-
-    Raises:
-        UserError: nothing comes any more; the message says who is to blame.
-    """
-    ids = [playback.info.session_id for playback in playbacks]
-    began_s = time.monotonic()
-    stall_s = system.settings.engine_timeout_ms / _MS_PER_S + _STALL_BEYOND_ENGINE_TIMEOUT_S
-    with _progress(playbacks, people) as show:
-        while True:
-            time.sleep(_TICK_S)
-            system.check()
-            reader.check()
-            for playback in playbacks:
-                if playback.done() and (lost := playback.report()).frames_lost:
-                    raise UserError(f"{lost.source}: the broker did not take {lost.frames_lost} frames", "; ".join(lost.failures))
-            with reader.lock:
-                views = [reader.results.sessions.get(session_id) for session_id in ids]
-                finished = [view for view in views if view is not None and _is_finished(view)]
-                heard_at_s = max(reader.heard_at_s.get(session_id, began_s) for session_id in ids)
-                show([_samples_done(view) for view in views])
-            if len(finished) == len(ids):
-                return finished
-            if time.monotonic() - heard_at_s > stall_s:
-                why = ""
-                if system.workers is not None:
-                    system.workers.listen(1.5)
-                    why = system.workers.describe()
-                raise UserError(f"Nothing came for {stall_s:.0f} s, and {len(ids) - len(finished)} channels are not finished", why)
-
-
-def _is_finished(view: SessionView) -> bool:
-    """Return whether a session is closed and each of its segments has come."""
-    record = view.record
-    return record is not None and record.state == "closed" and len(view.finals()) >= record.finals
-
-
-def _samples_done(view: SessionView | None) -> int:
-    return 0 if view is None else sum(end - start for start, end in view.frames)
-
-
 @contextlib.contextmanager
-def _progress(playbacks: Sequence[Playback], people: Console) -> Iterator[Callable[[Sequence[int]], None]]:
+def _progress(sources: Sequence[FileSource], people: Console) -> Iterator[Callable[[Sequence[int]], None]]:
     """Yield what shows how far each channel is; in a terminal only."""
     if not people.is_terminal:
         yield lambda _done: None
@@ -308,8 +213,8 @@ def _progress(playbacks: Sequence[Playback], people: Console) -> Iterator[Callab
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=people, transient=True) as progress:
-        lengths = [(playback.source.duration_ms or 0) * SAMPLE_RATE_HZ // _MS_PER_S for playback in playbacks]
-        tasks = [progress.add_task(playback.source.name, total=length or None) for playback, length in zip(playbacks, lengths, strict=True)]
+        lengths = [(source.duration_ms or 0) * SAMPLE_RATE_HZ // _MS_PER_S for source in sources]
+        tasks = [progress.add_task(source.name, total=length or None) for source, length in zip(sources, lengths, strict=True)]
 
         def show(done: Sequence[int]) -> None:
             for task, samples in zip(tasks, done, strict=True):

@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ops.train.augment import IGNORED_PHONE, Example, Mixer, masked
-from ops.train.clips import read_noise, read_shard
+from ops.train.clips import read_audio as read_pcm
+from ops.train.clips import read_shard
 from ops.train.tokens import Tokens
+from ops.train.vad.sources import of_kind, recordings
 
 __all__ = ["Batch", "batch_stream"]
 
@@ -63,9 +65,11 @@ def collate(examples: list[_Row]) -> Batch:
 
 
 def make_mixer(data_dir: Path, audio_dir: Path, synthetic_share: float, strength: float = 1.0) -> Mixer:
-    """Read every shard that is there."""
+    """Read every shard that is there, and the noise and music that are not held out."""
     clips = [clip for path in sorted(data_dir.glob("*.npz")) if "unfinished" not in path.name for clip in read_shard(path)]
-    return Mixer(clips, read_noise(audio_dir, "noise"), read_noise(audio_dir, "music"), synthetic_share, strength)
+    heard = recordings(audio_dir, "train")
+    noise, music = ([read_pcm(each.path) for each in of_kind(heard, kind)] for kind in ("noise", "music"))
+    return Mixer(clips, noise, music, synthetic_share, strength)
 
 
 class _Stream(IterableDataset[Batch]):

@@ -32,7 +32,6 @@ __all__ = [
     "Word",
     "align",
     "read_audio",
-    "read_noise",
     "read_shard",
     "recorded_clips",
     "write_shard",
@@ -291,9 +290,3 @@ def synthetic_clips(count: int, seed: int) -> Iterator[Clip]:
         text = phrase(choose)
         pcm, voice = speak(text, choose)
         yield aligned(f"synthetic-{seed}-{number}", "synthetic", voice, text, pcm)
-
-
-def read_noise(audio_dir: Path, kind: str) -> list[np.ndarray]:
-    """Read the recordings of ``noise`` or ``music`` that are not silent."""
-    sounds = [read_audio(path) for path in sorted((audio_dir / kind).rglob("*")) if path.suffix in {".wav", ".flac"}]
-    return [sound for sound in sounds if len(sound) and np.abs(sound).max() > 0]

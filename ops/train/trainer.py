@@ -73,7 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     cooling_share: float = 0.3
     #: How often the sound of examples is changed at first, of how often it is changed from so many updates on.
     first_strength: float = 0.25
-    strengthening_updates: int = 6_000
+    strengthening_updates: int = 5_000
     updates_per_epoch: int = 250
     synthetic_share: float = 0.35
     cmvn_examples: int = 600
