@@ -27,7 +27,7 @@ _IDLE_SHARE: Final = 0.1
 _BUSY_SHARE: Final = 0.5
 _SHORTEST_WAIT_MS: Final = 2.0
 #: A quarter of what a frame may take on its whole way.
-_LONGEST_WAIT_MS: Final = 75.0
+_LONGEST_WAIT_MS: Final = 50.0
 _FIRST_WAIT_MS: Final = 10.0
 #: What is remembered of a step after the next one: of the last 200 most counts.
 _MEMORY: Final = 0.99

@@ -63,7 +63,7 @@ def test_a_busy_engine_waits_and_so_has_more_time(active: int, fixed_s: float, e
     pacing = AdaptivePacing(clock)
     waits_ms = [pace.max_wait_ms for pace in run(pacing, clock, active, 90, fixed_s, each_s)]
     assert waits_ms[-1] > 20
-    assert max(waits_ms) <= 75
+    assert max(waits_ms) <= 50
     assert abs(waits_ms[-1] - waits_ms[-11]) < 8, "it settles"
     fixed_share = fixed_s * steps_per_s(active, waits_ms[-1], fixed_s, each_s)
     assert fixed_share < 0.6 * fixed_s * steps_per_s(active, 2.0, fixed_s, each_s)
@@ -84,8 +84,8 @@ def test_costs_and_channels_are_read_off_the_steps() -> None:
         for blocks in (1, 8, 30, 50):
             pacing.observe(blocks, 0.005 + 0.001 * blocks)
     assert pacing.costs_s == pytest.approx((0.005, 0.001))
-    # 2.5 steps in 200 ms cost 12.5 ms of the 160 that may be taken: 147 blocks of 1 ms are left.
-    assert pacing.channels == 147
+    # A step each 55 ms costs 18.2 ms of the 160 in 200 that may be taken: 141 blocks of 1 ms are left.
+    assert pacing.channels == 141
 
 
 def test_a_fixed_pace_stays() -> None:

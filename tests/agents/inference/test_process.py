@@ -171,6 +171,21 @@ def test_a_long_final_does_not_hold_up_steps(misbehaving: str, tmp_path: Path) -
         assert waiting.result() == {"hang-final": ("", "")}
 
 
+def test_finals_step_back_from_what_is_live(misbehaving: str) -> None:
+    with running(EngineSpec(factory=misbehaving, options={"finals_lanes": 2})) as engine:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        begin(engine, "a", "b")
+        assert len(finals(engine, "a")) == 1
+
+        def niceness() -> list[int]:
+            return sorted(os.getpriority(os.PRIO_PROCESS, thread.id) - own for thread in psutil.Process(engine.pid).threads())
+
+        while niceness()[-2:] != [4, 4]:  # a lane steps back when its thread begins
+            time.sleep(0.005)
+        assert niceness()[0] == 0
+        assert niceness().count(4) == 2
+
+
 def test_an_engine_that_cannot_be_started_again_ends_everything(misbehaving: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agents.inference.process._FAILED_STARTS", 2)
     with running(EngineSpec(factory=misbehaving)) as engine:
