@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+import msgspec
+
 from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.frames import (
     Answer,
@@ -398,6 +400,9 @@ class EngineProcess:
             try:
                 answer = to_worker.decode(receive(child.connection))
             except (EOFError, OSError):
+                break
+            except msgspec.DecodeError as garbled:
+                log.error("the engine's process answered with what is no answer: %s", garbled)  # noqa: TRY400 the cause is in the message
                 break
             if not isinstance(answer, Answer):
                 continue

@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     except EOFError:
         return 0
     except Exception as refused:  # noqa: BLE001 its cause is the worker's to report
-        connection.sendall(pack(Refused(f"{refused}" if str(refused) else type(refused).__name__)))
+        connection.sendall(pack(Refused(_printable(str(refused)) or type(refused).__name__)))
         return 1
     _Lanes(engine, connection).run()
     # Threads may be deep in a decoding that nobody waits for any more.
@@ -118,14 +118,19 @@ class _Lanes:
         self._serve(self._finals)
 
     def _serve(self, requests: _Queue) -> None:
-        while True:
-            request = requests.get()
-            try:
-                answer = pack(self._answer(request))
-            except Exception as failure:
-                log.exception("the engine failed")
-                answer = pack(Answer(request.number, error=f"{type(failure).__name__}: {failure}"))
-            self._send(answer)
+        try:
+            while True:
+                request = requests.get()
+                try:
+                    answer = pack(self._answer(request))
+                except Exception as failure:
+                    log.exception("the engine failed")
+                    answer = pack(Answer(request.number, error=_printable(f"{type(failure).__name__}: {failure}")))
+                self._send(answer)
+        except BaseException:
+            # Without this lane its requests would never be answered: the worker is to see a death, not a silence.
+            log.critical("a lane of the engine ended", exc_info=True)
+            os._exit(1)
 
     def _answer(self, request: Request) -> Answer:
         number = request.number
@@ -159,6 +164,11 @@ class _Lanes:
                 self._connection.sendall(frame)
             except OSError:
                 os._exit(0)  # nobody is left to tell
+
+
+def _printable(text: str) -> str:
+    """Return a text as UTF-8 can carry it: half of a surrogate pair, as a broken file name has, cannot be sent."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _in_steps(blocks: Sequence[Block], size: int) -> Iterator[Sequence[Block]]:

@@ -1,4 +1,4 @@
-"""An instant engine that dies, hangs or fails where it is told to: at a step or a final of the sessions so named."""
+"""An instant engine that dies, hangs, fails or babbles where it is told to: at a step or a final of the sessions so named."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from agents.inference.engine import Block, FinalText, Finish, Hypothesis, SegmentKey
 from agents.inference.instant import InstantEngine
 
 HANG_S = 3_600
+#: Half of a surrogate pair: no UTF-8.
+UNSENDABLE = "\ud800"
 
 
 class MisbehavingEngine(InstantEngine):
-    """Misbehaves at sessions whose id begins with ``die``, ``hang`` or ``fail``, at the stage that follows: ``die-step-1``.
+    """Misbehaves at sessions whose id begins with ``die``, ``hang``, ``fail``, ``curse`` or ``exit``, at the stage that follows:
+    ``die-step-1``; the finals of those that begin with ``babble`` cannot be encoded.
 
     Args:
         once_in: where given, it misbehaves only as long as there is no file of the session's name in this folder, and leaves one.
@@ -40,7 +45,8 @@ class MisbehavingEngine(InstantEngine):
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         for request in requests:
             self._misbehave(request.key, "final")
-        return super().finish(requests)
+        finals = super().finish(requests)
+        return [msgspec.structs.replace(each, text=UNSENDABLE) if each.key.session_id.startswith("babble") else each for each in finals]
 
     def _misbehave(self, key: SegmentKey, when: str) -> None:
         how, _, rest = key.session_id.partition("-")
@@ -57,6 +63,10 @@ class MisbehavingEngine(InstantEngine):
             time.sleep(HANG_S)
         elif how == "fail":
             raise ValueError("no such sound")
+        elif how == "curse":
+            raise ValueError(f"no such file: {UNSENDABLE}")
+        elif how == "exit":
+            raise SystemExit(3)
 
 
 def refuse() -> MisbehavingEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +158,25 @@ def test_a_poisoned_segment_costs_itself_alone(how: str, when: str, misbehaving:
         assert causes[how] in error
         assert found == undisturbed("good", "fine")
         assert whole(engine, "later") == undisturbed("later"), "it works on"
+
+
+@pytest.mark.parametrize(
+    ("poisoned", "cause"),
+    [
+        ("curse-step", r"ValueError: no such file: \\ud800"),
+        ("curse-final", r"\\ud800"),
+        ("babble", "UnicodeEncodeError"),
+        ("exit-step", "died"),
+    ],
+)
+def test_what_cannot_be_sent_silences_no_lane(poisoned: str, cause: str, misbehaving: str) -> None:
+    with running(EngineSpec(factory=misbehaving), timeout_ms=30_000) as engine:
+        found = whole(engine, "good", poisoned)
+        text, error = found.pop(poisoned)
+        assert text == ""
+        assert re.search(cause, error)
+        assert found == undisturbed("good")
+        assert whole(engine, "later") == undisturbed("later")
 
 
 def test_a_long_final_does_not_hold_up_steps(misbehaving: str, tmp_path: Path) -> None:
