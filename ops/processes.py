@@ -152,6 +152,10 @@ class Children:
         self._children.append(child)
         return child
 
+    def forget(self, child: Child) -> None:
+        """Let go of one: its end is no news any more."""
+        self._children.remove(child)
+
     def check(self) -> None:
         """Raise if one has ended.
 

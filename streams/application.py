@@ -85,6 +85,8 @@ class StreamsApp(faust.App):
             stream_wait_empty=False,
             stream_buffer_maxsize=_STREAM_BUFFER_RECORDS,
             consumer_auto_offset_reset="earliest",
+            # So that the group itself tells which worker owns what.
+            broker_client_id=settings.worker_name,
             broker_session_timeout=settings.session_timeout_ms / 1_000,
             broker_heartbeat_interval=settings.session_timeout_ms / 1_000 / _HEARTBEATS_PER_SESSION_TIMEOUT,
             broker_rebalance_timeout=_REBALANCE_TIMEOUT_S,
