@@ -25,7 +25,18 @@ from numpy.typing import NDArray
 
 from schemas.records import SAMPLE_RATE_HZ, Coverage, Partial, Session, SessionRecord, Transcript
 
-__all__ = ["Latency", "LostSpan", "Measurement", "Report", "SpokenWord", "cores", "latency_of", "processor", "word_errors"]
+__all__ = [
+    "Latency",
+    "LostSpan",
+    "Measurement",
+    "Report",
+    "SpokenWord",
+    "comparable",
+    "cores",
+    "latency_of",
+    "processor",
+    "word_errors",
+]
 
 #: The promise for 95 % of frames.
 PROMISED_FRAME_LATENCY_MS: Final = 300
@@ -156,17 +167,19 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str], *, digits_
     """
     import jiwer
 
-    def normalise(text: str) -> str:
-        normal: str = _normaliser()(text)
-        return _DIGIT.sub(r" \g<0> ", normal) if digits_apart else normal
-
-    said, written = [normalise(text) for text in references], [normalise(text) for text in hypotheses]
+    said, written = ([comparable(text, digits_apart=digits_apart) for text in texts] for texts in (references, hypotheses))
     if not said:
         return WordErrors(0, 0, 0)
     found = jiwer.process_words(said, written)
     reference_words = found.hits + found.substitutions + found.deletions
     errors = found.substitutions + found.deletions + found.insertions
     return WordErrors(reference_words, found.hits + found.substitutions + found.insertions, errors)
+
+
+def comparable(text: str, *, digits_apart: bool = False) -> str:
+    """Return a text as texts are compared, see `word_errors`."""
+    normal: str = _normaliser()(text)
+    return " ".join(_DIGIT.sub(r" \g<0> ", normal).split()) if digits_apart else normal
 
 
 def latency_of(values_ms: NDArray[np.float64] | Sequence[float]) -> Latency:

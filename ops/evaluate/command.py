@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -15,11 +15,9 @@ __all__ = ["evaluate"]
 evaluate = typer.Typer(help="Measure how good the parts are, on sets that anybody can rebuild.", no_args_is_help=True)
 
 _TIMELINES: Final = 6
+_PIPED_WIDTH: Final = 200
 
-
-@evaluate.callback()
-def _parts() -> None:
-    """Keep ``vad`` a command of its own."""
+Split = Literal["dev", "test"]
 
 
 @evaluate.command()
@@ -56,3 +54,69 @@ def vad(
     output_dir.mkdir(parents=True, exist_ok=True)
     evaluation.draw(output_dir, _TIMELINES)
     evaluation.report(json_file)
+
+
+@evaluate.command()
+def wer(
+    audio_dir: Annotated[
+        Path,
+        typer.Option("--audio-dir", envvar="ASR_EVAL_AUDIO_DIR", help="Folder of the recordings: orders/, fsdd/, noise/."),
+    ] = Path("var/audio"),
+    engines: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="What recognises, comma-separated: conformer, conformer-without-ngram, whisper.  [default: the configured engine]",
+        ),
+    ] = "",
+    sets: Annotated[str, typer.Option("--sets", help="orders, digits.")] = "orders,digits",
+    conditions: Annotated[
+        str, typer.Option("--conditions", help="clean, mulaw, noise20, noise10, noise5: what is done to the audio.")
+    ] = "clean,mulaw,noise20,noise10,noise5",
+    split: Annotated[Split, typer.Option("--split", help="Whose voices: those of the test, or those of development.")] = "test",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Utterances of each set.  [default: all]", show_default=False)] = None,
+    confusions: Annotated[int, typer.Option("--confusions", min=0, help="How many confusions to name for each set.")] = 8,
+    contexts: Annotated[bool, typer.Option("--contexts", help="Also compare how much the model hears of the past and the future.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here; - for standard output.")] = None,
+) -> None:
+    """Count wrong words: recordings of voices that training never heard, through the whole system, as live calls go.
+
+    Every recogniser gets a system of its own, with its own broker; nothing is taken around it. Texts are compared after Whisper's
+    normalisation of English, digit by digit.
+    """
+    # Not for --help.
+    from rich.console import Console
+
+    from ops.evaluate.wer.run import WordEvaluation
+
+    if not audio_dir.is_dir():
+        raise UserError(f"There is no folder {audio_dir}", "Name the one that holds the recordings with --audio-dir or ASR_EVAL_AUDIO_DIR.")
+    to_stdout = str(json_file) == "-"
+    settings = load_settings()
+    people = Console(stderr=True, highlight=False)
+    evaluation = WordEvaluation(
+        audio_dir, settings, split=split, sets=_names(sets), conditions=_names(conditions), console=people, limit=limit
+    )
+    for engine in _names(engines) or [settings.engine]:
+        name, _, without = engine.partition("-without-")
+        evaluation.run(engine, {"engine": name} | ({"lm_weight": 0.0, "lm_word_bonus": 0.0} if without else {}))
+    if contexts:
+        evaluation.compare_contexts()
+    if not to_stdout:
+        evaluation.print(_wide_console(), confusions)
+    if to_stdout:
+        typer.echo(evaluation.as_json(), nl=False)
+    elif json_file is not None:
+        json_file.write_bytes(evaluation.as_json())
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def _wide_console() -> Any:
+    """Return a console for tables: one in a file need not be folded."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPED_WIDTH)

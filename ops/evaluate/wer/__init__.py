@@ -1,0 +1,1 @@
+"""Word errors of recorded calls, through the whole system."""
