@@ -43,6 +43,7 @@ from schemas.records import (
     SessionStart,
     SpeechChunk,
     Timeout,
+    VersionChange,
 )
 from streams.core import Input, SessionKey, SessionState
 from streams.settings import Settings
@@ -79,6 +80,8 @@ class _Step:
     ending: CutReason | None = None
     #: The frame to be answered.
     frame: FrameSpan | None = None
+    #: What is in force from here on.
+    change: VersionChange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ class Session:
                 if step.ending == "gap":
                     continue  # the frame itself comes next, after what it ended
                 self._memory.last_offset = cause.offset
-                if not isinstance(cause.record, Timeout):
+                if not isinstance(cause.record, (Timeout, VersionChange)):  # those are not the recorder's
                     self._memory.last_appended_ms = cause.appended_ms
             self.inbox.popleft()
         self._first_hop = self._listener.next_hop
@@ -279,6 +282,9 @@ class Session:
                 self._finish("timeout", step)
                 step.after.append(SessionEnd(**_identity(cause), position_samples=self._memory.expected, reason="timeout"))
                 self.over = True
+        elif isinstance(record, VersionChange):
+            step.change = record
+            step.after.append(record)
         elif not isinstance(record, (SessionStart, Gap)):  # a start again says nothing; a gap shows in the next frame's position
             step.after.append(record)
         return step
@@ -366,6 +372,8 @@ class Session:
             self._front = None
             self._kept.clear()
         said.extend(step.after)
+        if step.change is not None:
+            self._memory.put_in_force(step.change)
         if step.frame is not None:
             self._answer(step.cause, step.frame, said)
 
@@ -385,10 +393,12 @@ class Session:
         match event:
             case Opened(segment, start):
                 self._memory.next_chunk = 0
-                yield SegmentStart(**identity, position_samples=start, segment=segment)
+                model_digest = self._memory.model_digest
+                yield SegmentStart(**identity, position_samples=start, segment=segment, model_digest=model_digest)
             case Closed(segment, start, end, reason):
                 yield from self._chunks(segment, start, end, audio, identity, last=True)
-                yield SegmentEnd(**identity, position_samples=end, segment=segment, start_sample=start, reason=reason)
+                ending = {"start_sample": start, "reason": reason, "hotword_version": self._memory.hotword_version}
+                yield SegmentEnd(**identity, position_samples=end, segment=segment, **ending)
             case Cancelled(segment, start, speech_end, end):
                 yield from self._chunks(segment, start, end, audio, identity, last=False)
                 yield SegmentCancelled(**identity, position_samples=speech_end, segment=segment, start_sample=start)

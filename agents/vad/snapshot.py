@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from agents.vad.detectors import Listener
 from agents.vad.inspection import Notes
 from agents.vad.segmenter import Standing
+from schemas.records import VersionChange
 from streams.errors import UserError
 
 __all__ = ["Memory", "SnapshotError", "pack", "unpack"]
 
 #: Comes first in every snapshot; to be raised whenever the layout, or the meaning of any number in it, changes.
-VERSION: Final = 2
+VERSION: Final = 3
+#: What the release before this one wrote: the same without the versions in force, of which it knew none.
+_READABLE: Final = (2, VERSION)
 
 
 class SnapshotError(UserError, ValueError):
@@ -36,6 +39,8 @@ class Memory(msgspec.Struct, array_like=True):
         next_chunk: number of the open segment's next chunk.
         standing: where the segmenter stands.
         notes: what the inspection of the audio remembers.
+        hotword_version: the hotwords in force; empty for none.
+        model_digest: the model in force; empty for the worker's own.
     """
 
     started: bool = False
@@ -47,6 +52,15 @@ class Memory(msgspec.Struct, array_like=True):
     next_chunk: int = 0
     standing: Standing = Standing()
     notes: Notes = Notes()
+    hotword_version: str = ""
+    model_digest: str = ""
+
+    def put_in_force(self, change: VersionChange) -> None:
+        """Remember a version that is in force from now on."""
+        if change.kind == "model":
+            self.model_digest = change.version
+        else:
+            self.hotword_version = change.version
 
 
 class _PackedListener(msgspec.Struct, array_like=True):
@@ -97,7 +111,7 @@ def unpack(state: bytes) -> tuple[Memory, Listener | None]:
     Raises:
         SnapshotError: the snapshot was written by another version, or is damaged.
     """
-    if not state or state[0] != VERSION:
+    if not state or state[0] not in _READABLE:
         version = state[0] if state else "none"
         raise SnapshotError(
             f"A snapshot of the VAD has version {version}, and this program reads {VERSION}",

@@ -263,6 +263,7 @@ def restless(call, speech):
     ours = call().start().pcm(speech[:60_000])
     ours.records.append(Heartbeat(**ours.ids, position_samples=ours.position, stamps=Stamps(captured_us=ours.captured_us(ours.position))))
     ours.position += 5_001
+    ours.records.append(VersionChange(**ours.ids, position_samples=ours.position, kind="hotwords", name="h", version="h1"))
     ours.pcm(speech[65_001:100_000], (1_600, 333))
     ours.position += LONGEST_FILLED_GAP_SAMPLES + 4_321
     ours.pcm(speech[100_000:150_000])
@@ -443,6 +444,36 @@ async def test_a_channel_without_audio_is_idle_by_the_recorders_clock(call, ear,
     assert len(beats) == 4
     assert heard.records.index(beats[1]) < heard.records.index(idle) < heard.records.index(beats[2])
     assert later[0].start_sample >= 32_000
+
+
+def changing(call, speech):
+    """A call in which versions change now and then."""
+    ours = call().start()
+    for number, start in enumerate(range(0, len(speech), 24_000)):
+        ours.records.append(VersionChange(**ours.ids, position_samples=ours.position, kind="hotwords", name="h", version=f"h{number}"))
+        ours.pcm(speech[start : start + 12_000])
+        ours.records.append(VersionChange(**ours.ids, position_samples=ours.position, kind="model", name="m", version=f"m{number}"))
+        ours.pcm(speech[start + 12_000 : start + 24_000])
+    return ours.end()
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+async def test_segments_name_the_versions_that_were_in_force_where_they_begin_and_end(call, ear, speech, step):
+    heard = await ear().hear(changing(call, speech).inputs, step)
+    assert len(heard.of(SegmentEnd)) > 2
+    in_force = {"hotwords": "", "model": ""}
+    named = set()
+    for record in heard.of(VersionChange, SegmentStart, SegmentEnd):
+        if isinstance(record, VersionChange):
+            in_force[record.kind] = record.version
+        elif isinstance(record, SegmentStart):
+            assert record.model_digest == in_force["model"]
+        else:
+            assert record.hotword_version == in_force["hotwords"]
+            named.add(record.hotword_version)
+    assert len(named) > 2
+    plain = await ear().hear(changing(call, speech).inputs)
+    assert heard.records == plain.records
 
 
 async def test_other_events_are_passed_on(call, ear):

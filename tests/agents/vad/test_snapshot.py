@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,6 +24,8 @@ memories = st.builds(
     next_chunk=st.integers(0, 100),
     notes=st.builds(Notes, samples, samples, samples, st.integers(0, 255), st.lists(st.integers(0, 255), max_size=8).map(tuple)),
     standing=st.builds(Standing, segment=samples, open=st.booleans(), start=samples, rest=st.booleans(), cut=st.integers(-1, 2**62)),
+    hotword_version=st.text(max_size=16),
+    model_digest=st.text(max_size=16),
 )
 floats = st.floats(width=32, allow_nan=False)
 vectors = hnp.arrays(np.float32, st.integers(0, 260), elements=floats)
@@ -52,9 +55,10 @@ def test_two_snapshots_fit_into_a_partition():
     third = np.float32(1 / 3)
     opinions, neural = np.ones(12, np.bool_), np.full(TinyDetector.state_size, np.float16(third), np.float32)
     listener = Listener(2**40, 2**40, opinions, 2**40, third, neural, np.full(Traditional.state_size, third))
-    many = 2**60
-    memory = Memory(True, many, many, many, many, many, many, Standing(many, True, many, many, many, True, many, many))
+    many = 2**32 - 1  # samples of 74 hours
+    memory = Memory(True, many, many, 2**51, 2**41, many, many, Standing(many, True, many, many, many, True, many, many))
     memory.notes = Notes(many, many, many, 255, (255,) * len(FLAGS))
+    memory.hotword_version = memory.model_digest = 16 * "f"
     # 4,096 bytes of base64 hold 3,072.
     assert 2 * len(pack(memory, listener)) <= 3_072
 
@@ -73,3 +77,10 @@ def test_a_damaged_snapshot_is_refused(memory, data):
 def test_another_version_is_refused_with_a_remedy(state):
     with pytest.raises(SnapshotError, match=f"this program reads {VERSION}. Run the version that wrote it"):
         unpack(state)
+
+
+def test_a_snapshot_of_the_release_before_is_read():
+    memory = Memory(started=True, expected=3_200, last_offset=7)
+    fields = msgspec.msgpack.decode(pack(memory, None)[1:])
+    fields[0] = fields[0][:9]  # the versions in force came with this release
+    assert unpack(b"\x02" + msgspec.msgpack.encode(fields)) == (memory, None)
