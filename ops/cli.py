@@ -55,6 +55,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "topics": Command("ops.topics_command:topics", "Create, verify and explain the topics.", "Operation"),
     "config": Command("ops.config_command:config", "Show every setting, its value and where it comes from.", "Operation"),
     "eval": Command("ops.evaluate.command:evaluate", "Measure how good the parts are: vad.", "Operation"),
+    "chaos": Command("ops.chaos.command:chaos", "Kill processes under live calls, and prove that nothing is lost.", "Operation"),
     "bench": Command("ops.bench:bench", "Measure latency and throughput.", "Operation"),
 }
 

@@ -1,0 +1,1 @@
+"""Chaos: calls of known audio through the real system while its processes are killed, and an independent checker of what came out."""

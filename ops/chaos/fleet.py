@@ -1,0 +1,337 @@
+"""The system under chaos: brokers, workers of each stage, recorders and a gateway, each of which can be killed and comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from ops.broker import EmbeddedBroker, Node
+from ops.processes import Child, Children, WorkerWatch, environment
+from schemas.records import StageName
+from streams.errors import UserError
+from streams.settings import STAGES, Settings
+from streams.topic_admin import ensure_topics
+
+__all__ = ["Fleet", "Member"]
+
+_START_TIMEOUT_S: Final = 240.0
+_POLL_S: Final = 0.1
+_ADMIN_TIMEOUT_S: Final = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A process of the fleet, through all its lives.
+
+    Attributes:
+        name: such as ``vad-0``, ``recorder-1``, ``gateway``.
+        stage: of a worker; None for others.
+        command: what is run.
+        overrides: settings of its own.
+        lives: how often it was started.
+        child: its present process; None while it is dead.
+        started_us: when that was started.
+        due: whether it should be running.
+        stopped: whether SIGSTOP holds it.
+    """
+
+    name: str
+    stage: StageName | None
+    command: tuple[str, ...]
+    overrides: dict[str, Any]
+    lives: int = 0
+    child: Child | None = None
+    started_us: int = 0
+    due: bool = True
+    stopped: bool = False
+
+    @property
+    def life(self) -> str:
+        """The name of its present life, which its journal and its log have."""
+        return f"{self.name}.{self.lives}"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, while that runs."""
+        return self.child.process.pid if self.child is not None and self.child.process.poll() is None else None
+
+
+class Fleet:
+    """All processes of a system; a context manager.
+
+    Args:
+        settings: the configuration.
+        folder: for logs, journals and the brokers' data.
+        overrides: settings that differ from the environment, for every process.
+        workers: of each stage.
+        nodes: brokers, 1 or 3.
+        worker_command: arguments to Python that run a worker.
+        on_progress: told what is being waited for.
+
+    Attributes:
+        settings: as they are in force.
+        members: by name.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        overrides: Mapping[str, Any],
+        *,
+        workers: int = 2,
+        nodes: int = 1,
+        worker_command: Sequence[str] = ("-m", "faust", "-A", "streams", "worker", "-l", "info"),
+        on_progress: Callable[[str], None] = lambda _message: None,
+    ) -> None:
+        self.folder = folder
+        self.settings = settings.model_copy(update=dict(overrides))
+        self.members: dict[str, Member] = {}
+        self._overrides = dict(overrides)
+        self._workers = workers
+        self._nodes = nodes
+        self._worker_command = tuple(worker_command)
+        self._on_progress = on_progress
+        self._children = Children()
+        self._broker: EmbeddedBroker | None = None
+        self._watch: WorkerWatch | None = None
+        self._admin: AdminClient | None = None
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ from start to end
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if "bootstrap_servers" not in self._overrides:
+            self._broker = EmbeddedBroker(
+                self.folder / "kafka", nodes=self._nodes, cache_dir=self.settings.cache_dir, on_progress=self._on_progress
+            )
+            self._broker.start()
+            self._override(bootstrap_servers=self._broker.bootstrap_servers)
+        ensure_topics(self.settings)
+        self._watch = WorkerWatch(self.settings)
+        self._admin = AdminClient({"bootstrap.servers": self.settings.bootstrap_servers, "log_level": 0, "error_cb": lambda _error: None})
+        for copy in range(self._workers):
+            for stage in STAGES:
+                self.start(self.worker(stage, copy))
+        self.wait_whole()
+
+    def stop(self) -> None:
+        """End everything."""
+        for member in self.members.values():
+            member.due = False
+            if member.stopped:
+                self.thaw(member)
+        self._children.stop()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._broker is not None:
+            self._broker.stop()
+            self._broker = None
+
+    def _override(self, **overrides: Any) -> None:
+        self._overrides |= overrides
+        self.settings = self.settings.model_copy(update=overrides)
+
+    # ------------------------------------------------------------------ members
+
+    def worker(self, stage: StageName, copy: int) -> Member:
+        """Return a worker of a stage; a new one is not started yet."""
+        name = f"{stage}-{copy}"
+        if name not in self.members:
+            self.members[name] = Member(name, stage, self._worker_command, {"stage": stage, "data_dir": self.folder, "metrics_port": 0})
+        return self.members[name]
+
+    def workers(self, stage: StageName) -> list[Member]:
+        """Return a stage's workers that should be running."""
+        return [member for member in self.members.values() if member.stage == stage and member.due]
+
+    def gateway(self) -> Member:
+        """Return the gateway; a new one is not started yet."""
+        if "gateway" not in self.members:
+            with socket.socket() as probe:
+                probe.bind((self.settings.gateway_host, 0))
+                self._override(gateway_port=probe.getsockname()[1])
+            self.members["gateway"] = Member("gateway", None, ("-c", "from ops.cli import main; main()", "gateway"), {})
+        return self.members["gateway"]
+
+    def add(self, name: str, command: Sequence[str]) -> Member:
+        """Return another process under a name; a new one is not started yet."""
+        return self.members.setdefault(name, Member(name, None, tuple(command), {}))
+
+    def start(self, member: Member, *arguments: str) -> None:
+        """Start a member, in its next life."""
+        member.lives += 1
+        member.due = True
+        member.stopped = False
+        member.started_us = time.time_ns() // 1_000
+        own = {"worker_id": member.life} if member.stage else {}
+        with self._lock:
+            member.child = self._children.start(
+                member.life,
+                [sys.executable, *member.command, *arguments],
+                env=environment({**self._overrides, **member.overrides, **own}),
+                log_file=self.folder / f"{member.life}.log",
+            )
+
+    def kill(self, member: Member) -> int:
+        """Kill a member with SIGKILL; return when, Unix time in µs."""
+        return self._signal(member, signal.SIGKILL)
+
+    def freeze(self, member: Member) -> int:
+        """Stop a member with SIGSTOP; return when."""
+        member.stopped = True
+        return self._signal(member, signal.SIGSTOP)
+
+    def thaw(self, member: Member) -> int:
+        """Let a stopped member go on; return when."""
+        member.stopped = False
+        return self._signal(member, signal.SIGCONT)
+
+    def terminate(self, member: Member) -> int:
+        """Ask a member to end; return when."""
+        return self._signal(member, signal.SIGTERM)
+
+    def wait_gone(self, member: Member, timeout_s: float = 30.0) -> None:
+        """Wait for a member's end.
+
+        Raises:
+            UserError: it does not end.
+        """
+        if member.child is None:
+            return
+        try:
+            member.child.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"The {member.life} did not end within {timeout_s:.0f} s", f"Its log is {member.child.log_file}") from None
+        self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        """Let go of a process that has ended: it must not count as one that died."""
+        if member.child is not None:
+            self._children.forget(member.child)
+            member.child = None
+
+    def _signal(self, member: Member, number: signal.Signals) -> int:
+        at_us = time.time_ns() // 1_000
+        if (pid := member.pid) is not None:
+            os.kill(pid, number)
+        return at_us
+
+    def deaths(self) -> list[str]:
+        """Return what died though nobody killed it, with the cause of each; and let it be dead."""
+        told = []
+        for member in self.members.values():
+            if member.due and member.child is not None and (death := member.child.death()) is not None:
+                told.append(str(death))
+                self._forget(member)
+        return told
+
+    # ------------------------------------------------------------------ whole or not
+
+    def wait_whole(self, on_look: Callable[[], None] | None = None, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Wait until every worker that should run says so, in its present life, and every group is stable with all of them.
+
+        Args:
+            on_look: called again and again; it may start what has died.
+            timeout_s: the most to wait.
+
+        Raises:
+            UserError: not within the time, or somebody died and nobody looks after that; the message says who.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while missing := self.missing():
+            self._on_progress(f"Waiting for {', '.join(missing)}")
+            if on_look is not None:
+                on_look()
+            elif deaths := self.deaths():
+                raise UserError(deaths[0])
+            if time.monotonic() > deadline_s:
+                raise UserError(f"{missing[0]} was not there within {timeout_s:.0f} s", f"The logs are in {self.folder}")
+            assert self._watch is not None  # noqa: S101 entered
+            self._watch.listen(_POLL_S)
+
+    def missing(self) -> list[str]:
+        """Return which workers are not at work."""
+        assert self._watch is not None  # noqa: S101 entered
+        self._watch.listen(0)
+        running = {status.worker_id for status in self._watch.running()}
+        workers = [member for member in self.members.values() if member.stage and member.due]
+        missing = [member.name for member in workers if member.pid is None or member.life not in running]
+        if missing:
+            return missing
+        members = {stage: self.owned(stage) for stage in STAGES}
+        return [member.name for member in workers if member.stage and not members[member.stage].get(member.life)]
+
+    def group(self, stage: StageName) -> str:
+        """Return a stage's consumer group."""
+        return f"{self.settings.namespace}.{stage}"
+
+    def owned(self, stage: StageName) -> dict[str, tuple[int, ...]]:
+        """Return which partitions each worker's present life owns, by the group's own account; nothing while the group is not stable."""
+        assert self._admin is not None  # noqa: S101 entered
+        try:
+            (described,) = self._admin.describe_consumer_groups([self.group(stage)], request_timeout=_ADMIN_TIMEOUT_S).values()
+            group = described.result()
+        except KafkaException:
+            return {}
+        if group.state.name != "STABLE":
+            return {}
+        return {
+            member.client_id: tuple(sorted(partition.partition for partition in member.assignment.topic_partitions))
+            for member in group.members
+        }
+
+    # ------------------------------------------------------------------ brokers
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The brokers' processes; none where they are another's."""
+        return self._broker.nodes if self._broker is not None else []
+
+    def node_of_role(self, role: str, busy_partition: int) -> Node:
+        """Return the broker that leads a partition of the audio, coordinates the group of the recognisers, or is the controller."""
+        assert self._admin is not None  # noqa: S101 entered
+        node_id = 1
+        if role == "controller":
+            state = self.nodes[0].folder / "data" / "__cluster_metadata-0" / "quorum-state"
+            node_id = int(json.loads(state.read_text())["leaderId"])
+        elif role == "coordinator":
+            (described,) = self._admin.describe_consumer_groups([self.group("inference")], request_timeout=_ADMIN_TIMEOUT_S).values()
+            node_id = described.result().coordinator.id
+        elif role == "leader":
+            name = f"{self.settings.namespace}.audio"
+            node_id = self._admin.list_topics(name, timeout=_ADMIN_TIMEOUT_S).topics[name].partitions[busy_partition].leader
+        return next(node for node in self.nodes if node.node_id == node_id)
+
+    def restart_node(self, node: Node) -> None:
+        """Start a killed broker again and wait until the cluster answers with all of them."""
+        assert self._broker is not None  # noqa: S101 only its nodes are killed
+        node.start()
+        self._broker.wait_ready()
