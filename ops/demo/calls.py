@@ -27,6 +27,7 @@ __all__ = [
     "Party",
     "assemble",
     "call_seconds",
+    "callers",
     "calls_folder",
     "clips",
     "hold_music",
@@ -143,7 +144,17 @@ def read_clip(file: str) -> NDArray[np.int16]:
 
 @cache
 def clips() -> tuple[Clip, ...]:
-    """Return all recordings of speech."""
+    """Return all recordings of speech: those of callers, and of people who read something else."""
+    return (*callers(), *_clips("reading"))
+
+
+@cache
+def callers() -> tuple[Clip, ...]:
+    """Return the recordings of callers: orders, and numbers read out."""
+    return _clips("speech")
+
+
+def _clips(kind: str) -> tuple[Clip, ...]:
     return tuple(
         Clip(
             row["file"],
@@ -155,7 +166,7 @@ def clips() -> tuple[Clip, ...]:
             ),
         )
         for row in read_manifest()
-        if row["kind"] == "speech"
+        if row["kind"] == kind
     )
 
 
@@ -198,8 +209,8 @@ def assemble(parties: int, seconds: float, *, telephone: bool, rng: np.random.Ge
         rng: decides who speaks, what, and when.
     """
     length = round(seconds * SAMPLE_RATE_HZ)
-    voices = rng.permutation(sorted({clip.voice for clip in clips()}))[:parties]
-    decks = [_Deck([clip for clip in clips() if clip.voice == voice], rng) for voice in voices]
+    voices = rng.permutation(sorted({clip.voice for clip in callers()}))[:parties]
+    decks = [_Deck([clip for clip in callers() if clip.voice == voice], rng) for voice in voices]
     tracks = [_background(length, rng) for _ in voices]
     words: list[list[SpokenWord]] = [[] for _ in voices]
 
