@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import fastavro
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 __all__ = ["CHECKED_TOPICS", "Call", "Canonical", "Decoder", "RawRecord", "SentSession", "Verdict", "judge", "read_journal", "read_raw"]
@@ -39,6 +39,7 @@ _MARKER: Final = b"\xc3\x01"
 _FINGERPRINT_BYTES: Final = 8
 _READ_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 1.0
+_RETRY_S: Final = 0.1
 #: Findings that are told in full.
 _TOLD: Final = 50
 
@@ -104,7 +105,7 @@ def read_raw(bootstrap_servers: str, namespace: str, topics: Sequence[str], deco
         for topic in topics:
             name = f"{namespace}.{topic}"
             for number in consumer.list_topics(name, timeout=_READ_TIMEOUT_S).topics[name].partitions:
-                first, end = consumer.get_watermark_offsets(TopicPartition(name, number), timeout=_READ_TIMEOUT_S)
+                first, end = _watermarks(consumer, TopicPartition(name, number))
                 if first:
                     raise RuntimeError(f"{name}-{number} begins at offset {first}: what was before it cannot be judged any more")
                 if end:
@@ -128,6 +129,20 @@ def read_raw(bootstrap_servers: str, namespace: str, topics: Sequence[str], deco
                 del ends[at]
     finally:
         consumer.close()
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """Return the first offset of a partition and the one after its last, also while its leader is being found."""
+    deadline_s = time.monotonic() + _READ_TIMEOUT_S
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(partition, timeout=_POLL_S)
+        except KafkaException:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return int(first), int(end)
 
 
 # ---------------------------------------------------------------------- what was sent

@@ -56,7 +56,7 @@ _PLAYED_S: Final = 120.0
 _SEGMENT_WAIT_S: Final = 15.0
 #: So far from a segment's ends is the middle of it.
 _INSIDE_US: Final = 300_000
-_REBALANCE_WAIT_S: Final = 90.0
+_MOMENT_WAIT_S: Final = 90.0
 _JOINED_S: Final = 3.0
 _US_PER_S: Final = 1_000_000
 _FOREVER_US: Final = np.iinfo(np.int64).max
@@ -320,9 +320,10 @@ class Chaos:
 
     def _disturbed_run(self) -> tuple[int, int]:
         options, fleet = self._options, self._fleet
-        begun_us = time.time_ns() // 1_000
         for number in range(options.recorders):
             self._start_player(fleet.add(f"recorder-{number}", _PLAYER), "disturbed", self._share(number), again=True)
+        self._wait_for(lambda: len(self._begun()) == options.channels)
+        begun_us = time.time_ns() // 1_000
         time.sleep(_LEAD_S)
         for number, strike in enumerate(options.plan):
             self._on_progress(f"{number + 1} of {len(options.plan)}: {strike.kind} {' '.join(strike.stages)}")
@@ -480,7 +481,7 @@ class Chaos:
     @staticmethod
     def _wait_for(condition: Callable[[], bool]) -> None:
         """Wait for a moment, but not for ever: a strike that misses it strikes all the same."""
-        deadline_s = time.monotonic() + _REBALANCE_WAIT_S
+        deadline_s = time.monotonic() + _MOMENT_WAIT_S
         while not condition() and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
 
