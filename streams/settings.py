@@ -129,7 +129,21 @@ class Settings(BaseSettings):
         description='Other ASR_VAD_* values for some channels, as JSON: {"<channel>": {"vad_confidence": 0.9, "vad_closing_ms": 400}}.',
     )
     session_idle_ms: int = Field(30_000, ge=1_000, description="A session without audio for this long is idle, though its recorder lives.")
-    session_lost_ms: int = Field(30_000, ge=1_000, description="A session without audio or heartbeats for this long is closed.")
+    session_lost_ms: int = Field(
+        90_000,
+        ge=1_000,
+        description="A session without audio or heartbeats for this long is closed, an outage of the brokers not counted: longer than any "
+        "outage of a recorder's own connection that is to be bridged.",
+    )
+
+    # The recorder
+    spool_dir: Path | None = Field(None, description="Where recorders keep audio that no broker takes; unset: spool in ASR_DATA_DIR.")
+    spool_after_ms: _Ms = Field(
+        2_000, description="Audio that no broker has taken for this long goes to disk; it is what a recorder that is killed may lose."
+    )
+    spool_max_bytes: int = Field(
+        2 * 2**30, ge=0, description="The most that one recorder keeps on disk: 2 GiB are 22 min of 50 channels of 16 kHz PCM; 0: nothing."
+    )
 
     # Features and inference
     engine: Literal["conformer", "whisper", "instant"] = Field(

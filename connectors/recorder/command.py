@@ -64,6 +64,7 @@ def record(
     partition: Annotated[
         int | None, typer.Option(min=0, help="Partition of all channels.  [default: by channel]", show_default=False)
     ] = None,
+    metrics_port: Annotated[int, typer.Option(min=0, max=65_535, help="Port for Prometheus metrics; 0: none.")] = 0,
     json_file: JsonOption = None,
 ) -> None:
     """Send audio files as live calls, all at the same time, each channel a session of its own.
@@ -78,11 +79,19 @@ def record(
     [bold]asr record a.mp3 b.flac --channel 7 --fast[/bold]
     two calls, on channels 7 and 8, as fast as possible
 
+    In real time, audio that no broker takes within 2 s (ASR_SPOOL_AFTER_MS)
+    goes to disk (ASR_SPOOL_DIR), up to 2 GiB (ASR_SPOOL_MAX_BYTES), and is
+    sent in order when a broker is back; by the next asr record, if this one
+    is killed or stopped. Where there is no room, the newest audio is
+    dropped, with an alarm in the log and a gap in the call. Calls are closed
+    when nothing came of them for ASR_SESSION_LOST_MS: an outage of this
+    machine's connection alone may last so long.
+
     The JSON holds channels, frames_sent, frames_delivered, frames_lost,
-    audio_ms, wall_ms, frame_lateness_ms (p50, p95, p99, max: how long after
+    frames_kept (on disk for the next asr record), audio_ms, wall_ms, frame_lateness_ms (p50, p95, p99, max: how long after
     its due time a frame was sent) and sessions: for each its ids, format,
-    counts, notes and failures. The exit code is 1 if audio was lost, and 2
-    if a file cannot be played.
+    counts, notes and failures. The exit code is 1 if audio was lost or is
+    still on disk, and 2 if a file cannot be played.
     """
     # Not for --help.
     from connectors.recorder.recorder import Recorder
@@ -96,7 +105,9 @@ def record(
     channel_ids = _channel_ids(channel, channel_count)
     begun_s = time.monotonic()
     playing: list[Playback] = []
-    with Recorder(load_settings(), realtime=realtime, frame_ms=frame_ms, keep_spans=False) as recorder:
+    settings = load_settings()
+    _serve_metrics(metrics_port)
+    with Recorder(settings, realtime=realtime, frame_ms=frame_ms, keep_spans=False, spool=realtime) as recorder:
         start_us = time.time_ns() // 1_000 + _HEAD_START_US * channel_count
         for sources, speakers in zip(opened, parties, strict=True):
             conversation_id = conversation or new_id()
@@ -124,14 +135,27 @@ def record(
     console.print(
         f"Channels: {summary['channels']}. Frames: {summary['frames_sent']} sent, {summary['frames_delivered']} delivered, "
         f"{summary['frames_lost']} lost."
+        + f" {summary['frames_kept']} on disk: the next asr record sends them."
+        * bool(summary["frames_kept"])
     )
     for report in reports:
         for line in (*report.notes, *report.failures):
             console.print(f"channel {report.channel_id}, {report.source}: {line}", style="yellow", markup=False, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, summary)
-    if summary["frames_lost"] or any(report.reason == "failed" for report in reports):
+    if summary["frames_lost"] or summary["frames_kept"] or any(report.reason == "failed" for report in reports):
         raise typer.Exit(_EXIT_LOST)
+
+
+def _serve_metrics(port: int) -> None:
+    if not port:
+        return
+    from prometheus_client import start_http_server
+
+    try:
+        start_http_server(port)
+    except OSError as taken:
+        raise UserError(f"Metrics cannot be served on port {port} ({taken.strerror})", "Choose another --metrics-port.") from taken
 
 
 def _open_all(files: Sequence[Path]) -> list[tuple[FileSource, ...]]:
@@ -236,6 +260,7 @@ def _summary(reports: Sequence[SessionReport], recorder: Recorder, *, wall_ms: i
         "frames_sent": sum(report.frames_sent for report in reports),
         "frames_delivered": sum(report.frames_delivered for report in reports),
         "frames_lost": sum(report.frames_lost for report in reports),
+        "frames_kept": sum(report.frames_kept for report in reports),
         "audio_ms": sum(report.audio_ms for report in reports),
         "wall_ms": wall_ms,
         "frame_lateness_ms": dict(zip(("p50", "p95", "p99", "max"), lateness, strict=True)),

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
+from connectors.recorder.delivery import Delivery
 from connectors.recorder.framing import DEFAULT_FRAME_MS, Frame, frames_of, record_ms
-from connectors.recorder.producer import AudioProducer
 from connectors.recorder.session import Direction, EndReason, SessionInfo, SessionRecords, new_id, partition_of
 from schemas.codec import Codec
 from schemas.records import SAMPLE_RATE_HZ, Encoding, FlowRecord, FrameSpan
@@ -62,9 +62,10 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
         sample_rate_hz: of the frames.
         started_us: when its first sample was captured, Unix time in µs.
         samples: length of the audio sent, in 16 kHz samples.
-        frames_sent: frames handed to the producer.
+        frames_sent: frames captured and sent on their way.
         frames_delivered: frames that all replicas have.
         frames_lost: frames that will never arrive.
+        frames_kept: frames on disk, that the next recorder will send.
         reason: why it ended; empty while it is open.
         notes: what was wrong with its audio.
         failures: why records were lost or the source broke off: cause and remedy.
@@ -84,6 +85,7 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
     frames_sent: int
     frames_delivered: int
     frames_lost: int
+    frames_kept: int = 0
     reason: EndReason | str
     notes: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
@@ -124,6 +126,7 @@ class _Session:
         self._spans = array("q") if keep_spans else None
         self._frames_delivered = 0
         self._frames_lost = 0
+        self._frames_kept = 0
         self._outstanding = 0
         self._failures: Counter[str] = Counter()
         self._reason: EndReason = "hangup"
@@ -155,33 +158,33 @@ class _Session:
             return self._started_ns
         return self._started_ns + self._next.end_sample * _NS_PER_S // SAMPLE_RATE_HZ
 
-    def step(self, producer: AudioProducer) -> float | None:
+    def step(self, delivery: Delivery) -> float | None:
         """Send the record that is due; return how late it was in ms, if it was a frame in real time."""
         now_ns = time.monotonic_ns()
         now_us = self.started_us + (now_ns - self._started_ns) // _NS_PER_US
         if self.stop_reason is not None:
-            self._end(self.stop_reason, now_us, producer)
+            self._end(self.stop_reason, now_us, delivery)
         elif not self._started:
-            self._send(self._records.start(captured_us=self.started_us, enqueued_us=now_us), producer)
+            self._send(self._records.start(captured_us=self.started_us, enqueued_us=now_us), delivery)
             self._started = True
         elif self._heartbeat_ns <= now_ns:
             self._heartbeat_ns += _HEARTBEAT_NS * (1 + (now_ns - self._heartbeat_ns) // _HEARTBEAT_NS)
-            self._send(self._records.heartbeat(now_us=now_us), producer)
+            self._send(self._records.heartbeat(now_us=now_us), delivery)
         elif self._next is None:
-            self._end(self._reason, now_us, producer)
+            self._end(self._reason, now_us, delivery)
         else:
             late_ms = (now_ns - self._frame_due_ns) / _NS_PER_MS if self._realtime else None
-            self._send_frame(self._next, now_us, producer)
+            self._send_frame(self._next, now_us, delivery)
             self._read_ahead()
             return late_ms
         return None
 
-    def fail(self, failure: Exception, producer: AudioProducer) -> None:
+    def fail(self, failure: Exception, delivery: Delivery) -> None:
         """End it because of a fault that is not its audio's."""
         self._failures[repr(failure)] += 1
         if not self.future.done():
             self.future.set_exception(failure)
-        self._end("failed", _now_us(), producer)
+        self._end("failed", _now_us(), delivery)
 
     def report(self) -> SessionReport:
         """Return what became of it so far."""
@@ -200,6 +203,7 @@ class _Session:
             frames_sent=self.frames_sent,
             frames_delivered=self._frames_delivered,
             frames_lost=self._frames_lost,
+            frames_kept=self._frames_kept,
             reason=self._reason if self.over else "",
             notes=tuple(self.source.notes),
             failures=tuple(f"{cause} ({times} times)" if times > 1 else cause for cause, times in list(self._failures.items())),
@@ -213,12 +217,12 @@ class _Session:
             for start, end, captured, enqueued in zip(*(iter(flat),) * 4, strict=True)
         )
 
-    def _send_frame(self, frame: Frame, now_us: int, producer: AudioProducer) -> None:
+    def _send_frame(self, frame: Frame, now_us: int, delivery: Delivery) -> None:
         if self._realtime:
             captured_us = self.started_us + frame.end_sample * _US_PER_S // SAMPLE_RATE_HZ
         else:
             captured_us = max(self._read_us, self.started_us)
-        self._send(self._records.frame(frame, captured_us=captured_us, enqueued_us=now_us), producer, frames=1)
+        self._send(self._records.frame(frame, captured_us=captured_us, enqueued_us=now_us), delivery)
         self.frames_sent += 1
         if self._spans is not None:
             self._spans.extend((frame.start_sample, frame.end_sample, captured_us, now_us))
@@ -236,26 +240,39 @@ class _Session:
             self._failures[str(broken)] += 1
         self._read_us = _now_us()
 
-    def _end(self, reason: EndReason, now_us: int, producer: AudioProducer) -> None:
+    def _end(self, reason: EndReason, now_us: int, delivery: Delivery) -> None:
         self._reason = reason
         self.over = True
         self._frames.close()
         if self._started:
-            self._send(self._records.end(reason, now_us=now_us), producer)
+            self._send(self._records.end(reason, now_us=now_us), delivery)
         self._settle()
 
-    def _send(self, record: FlowRecord, producer: AudioProducer, *, frames: int = 0) -> None:
-        def delivered(failure: str | None) -> None:
-            self._outstanding -= 1
-            if failure is None:
-                self._frames_delivered += frames
-            else:
-                self._frames_lost += frames
-                self._failures[failure] += 1
-            self._settle()
-
+    def _send(self, record: FlowRecord, delivery: Delivery) -> None:
         self._outstanding += 1
-        producer.send(record, self.info.partition, delivered)
+        delivery.send(record, self.info.partition, self)
+
+    # What the delivery says became of its records.
+
+    def delivered(self, frames: int) -> None:
+        """A record arrived."""
+        self._frames_delivered += frames
+        self._answered()
+
+    def lost(self, frames: int, why: str) -> None:
+        """A record never will."""
+        self._frames_lost += frames
+        self._failures[why] += 1
+        self._answered()
+
+    def kept(self, frames: int) -> None:
+        """A record waits for the next recorder."""
+        self._frames_kept += frames
+        self._answered()
+
+    def _answered(self) -> None:
+        self._outstanding -= 1
+        self._settle()
 
     def _settle(self) -> None:
         if self.over and not self._outstanding and not self.future.done():
@@ -329,6 +346,7 @@ class Recorder:
         frame_ms: audio per frame, 20 to 500 ms.
         gather: gather frames shorter than 100 ms to at least that.
         keep_spans: keep the spans of all frames for the reports, 32 bytes each.
+        spool: keep on disk what no broker takes, and send what earlier recorders left there; else the sources are held back.
         codec: how records become bytes.
 
     Raises:
@@ -343,13 +361,14 @@ class Recorder:
         frame_ms: int = DEFAULT_FRAME_MS,
         gather: bool = True,
         keep_spans: bool = True,
+        spool: bool = False,
         codec: Codec | None = None,
     ) -> None:
         self._settings = settings
         self._realtime = realtime
         self._frame_ms = record_ms(frame_ms, gather=gather)
         self._keep_spans = keep_spans
-        self._producer = AudioProducer(settings, codec or codec_for(settings.schema_registry_url))
+        self._delivery = Delivery(settings, codec or codec_for(settings.schema_registry_url), spool=spool)
         self._changed = threading.Condition()
         self._numbers = count()
         # When each session is due; an entry counts only if it is its session's newest.
@@ -374,7 +393,7 @@ class Recorder:
         Raises:
             UserError: it cannot; the message says what to do.
         """
-        self._producer.check()
+        self._delivery.check()
         self._thread.start()
 
     def play(
@@ -438,6 +457,11 @@ class Recorder:
         self._schedule(session)
         return Playback(session, self._schedule)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether records wait on disk, its own or those of an earlier recorder."""
+        return self._delivery.is_behind
+
     def lateness_ms(self) -> list[float]:
         """Return how long after its due time each of the last 20,000 frames was sent, in real time."""
         return list(self._lateness_ms)
@@ -456,7 +480,7 @@ class Recorder:
             session.stop_reason = session.stop_reason or "hangup"
             self._schedule(session)
         self._thread.join(timeout_s)
-        self._producer.give_up()
+        self._delivery.give_up()
         self._thread.join()
 
     def _schedule(self, session: _Session) -> None:
@@ -473,8 +497,8 @@ class Recorder:
             session = self._next()
             if session is not None:
                 self._step(session)
-            self._producer.poll()
-        self._producer.finish(self._deadline_s)
+            self._delivery.poll()
+        self._delivery.finish(self._deadline_s)
 
     def _next(self) -> _Session | None:
         """Return the session that is due; wait for it, but no longer than acknowledgements may lie unread."""
@@ -493,10 +517,10 @@ class Recorder:
         if session.over:
             return
         try:
-            late_ms = session.step(self._producer)
+            late_ms = session.step(self._delivery)
         except Exception as failure:  # noqa: BLE001 - one session's fault, handed to whoever waits for it, must not end the others
             log.warning("session %s on channel %s ends: %r", session.info.session_id, session.info.channel_id, failure)
-            session.fail(failure, self._producer)
+            session.fail(failure, self._delivery)
         else:
             if late_ms is not None:
                 self._lateness_ms.append(late_ms)

@@ -210,7 +210,7 @@ def test_a_full_queue_holds_the_source_back_and_loses_nothing(kafka: Settings) -
     samples = rng.integers(-9_000, 9_000, 16_000 * 60).astype(np.int16)
     with Recorder(kafka, realtime=False) as recorder:
         # A queue of ten frames stands for an hour of audio against the real one.
-        recorder._producer._producer = _small_queue(kafka)
+        recorder._delivery._producer._producer = _small_queue(kafka)
         report = recorder.play(MemorySource(samples), "1").result(WAIT_S)
     assert (report.frames_sent, report.frames_delivered) == (300, 300)
     assert b"".join(frame.payload for frame in frames(read_back(kafka)[1])) == samples.tobytes()
