@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,9 @@ class Outbox:
     Args:
         config: of the aiokafka producer.
         on_failure: called when a record was refused for good.
+
+    Attributes:
+        acknowledged_s: when the broker last took a record, or the connection was made (monotonic clock).
     """
 
     def __init__(self, config: dict[str, Any], on_failure: Callable[[OutboxError], None]) -> None:
@@ -52,11 +56,13 @@ class Outbox:
         self._waiting: deque[_Letter] = deque()
         self._arrived = asyncio.Event()
         self._unacknowledged = 0
+        self.acknowledged_s = time.monotonic()
 
     async def start(self) -> None:
         """Connect."""
         self._producer = AIOKafkaProducer(acks="all", max_batch_size=_BATCH_BYTES, **self._config)
         await self._producer.start()
+        self.acknowledged_s = time.monotonic()
         self._sender = asyncio.create_task(self._send_waiting(self._producer))
 
     def send(self, topic: str, partition: int | None, key: bytes | None, value: bytes, on_ack: Callable[[], None]) -> None:
@@ -107,6 +113,7 @@ class Outbox:
         failure = sent.exception()
         if failure is None:
             self._unacknowledged -= 1
+            self.acknowledged_s = time.monotonic()
             letter.on_ack()
         else:
             self._on_failure(OutboxError(f"{letter.topic} did not take a record: {type(failure).__name__}: {failure}"))

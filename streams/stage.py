@@ -62,6 +62,8 @@ _COMMIT_INTERVAL_S: Final = 0.05
 _REFUSED_WAIT_S: Final = 0.3
 _DRAIN_TIMEOUT_S: Final = 2.0
 _TIMEOUT_CHECK_S: Final = 1.0
+#: A worker's status goes out every second: when nothing was acknowledged for so long, no broker takes anything.
+_BROKERS_AWAY_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class Stage(Service, Emitter):
         self._wake = asyncio.Event()
         self._committing = asyncio.Lock()
         self._draining = False
+        self._brokers_away = False
         #: Open inputs as of the last look: too dear to count for each record.
         self._open_lately = 0
         self._busy_s = 0.0
@@ -445,13 +448,23 @@ class Stage(Service, Emitter):
         """Write a Timeout for each session that nothing was heard of; it acts, for every reader alike, when it is read."""
         if not self._numbered_by_recorder:
             return
-        limit_s = self._settings.session_lost_ms / 1_000
         while not self.should_stop:
             await self.sleep(_TIMEOUT_CHECK_S)
-            now_s = time.monotonic()
-            for tenure in self.tenures.values():
-                for standing in tenure.silent_since(now_s - limit_s):
-                    self._propose_timeout(tenure, standing, now_s)
+            self.propose_timeouts(time.monotonic())
+
+    def propose_timeouts(self, now_s: float) -> None:
+        """Write the timeouts that are due. While brokers are away nobody is silent, and when they are back everybody counts as just heard."""
+        if now_s - self._outbox.acknowledged_s > _BROKERS_AWAY_S:
+            self._brokers_away = True
+            return
+        limit_s = self._settings.session_lost_ms / 1_000
+        for tenure in self.tenures.values():
+            if self._brokers_away:
+                for standing in tenure.sessions.values():
+                    standing.seen_s = now_s
+            for standing in tenure.silent_since(now_s - limit_s):
+                self._propose_timeout(tenure, standing, now_s)
+        self._brokers_away = False
 
     def _propose_timeout(self, tenure: Tenure, standing: Standing, now_s: float) -> None:
         latest = standing.latest
