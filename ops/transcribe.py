@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ChannelText", "Format", "Segment", "cues", "render", "transcribe"]
 
 _EXIT_UNREADABLE: Final = 2
+_ENGINE: Final = "whisper"
 #: What fits on a screen and can be read in the time.
 _CUE_CHARS: Final = 84
 _CUE_MS: Final = 6_000
@@ -96,7 +97,13 @@ def transcribe(
         Path | None,
         typer.Option("--output", "-o", help="Where to write it: a file, or a folder for one file each.  [default: standard output]"),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="What recognises speech. [ASR_ENGINE]", show_default=False)] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What recognises speech: whisper knows every word, conformer those of its model. [ASR_ENGINE]  [default: whisper]",
+            show_default=False,
+        ),
+    ] = None,
     language: Annotated[str, typer.Option(help="What is spoken, such as en or zh; else the model's own language, or detected.")] = "",
     json_file: Annotated[
         Path | None,
@@ -123,6 +130,9 @@ def transcribe(
         format_, json_file = Format.JSON, None
     wishes: dict[str, Any] = {} if engine is None else {"engine": engine}
     settings = load_settings(**wishes)
+    if "engine" not in settings.model_fields_set:
+        # Files hold anything; calls are what a system is set up for.
+        wishes["engine"] = _ENGINE
     if "vad_closing_ms" not in settings.model_fields_set:
         wishes["vad_closing_ms"] = _CLOSING_MS
     sources, refused = _open_all(files)

@@ -12,6 +12,9 @@ __all__ = ["main", "prepare"]
 
 app = typer.Typer(help="Train the bundled models.", no_args_is_help=True)
 
+#: Where the engine looks for it in a model's folder.
+_NGRAM = "lm.arpa"
+
 AudioDir = Annotated[
     Path,
     typer.Option("--audio-dir", exists=True, file_okay=False, help="Folder of the recordings: orders/, fsdd/, telephone/, noise/, music/."),
@@ -85,7 +88,7 @@ def asr(
 @app.command()
 def ngram(
     data_dir: DataDir = Path("var/train/clips"),
-    output: Annotated[Path, typer.Option(help="Where to write the n-gram.")] = Path("var/train/run/domain.arpa"),
+    output: Annotated[Path, typer.Option(help="Where to write the n-gram.")] = Path("var/train/run") / _NGRAM,
     order: Annotated[int, typer.Option(help="Longest run of words.")] = 3,
 ) -> None:
     """Estimate the domain's n-gram from the training transcripts and generated phrases, as an ARPA file."""
@@ -109,9 +112,8 @@ def export(
     history.mkdir(parents=True, exist_ok=True)
     for path in (run_dir / "best").iterdir():
         shutil.copy(path, model_dir)
-    for name in ("domain.arpa",):
-        if (run_dir / name).exists():
-            shutil.copy(run_dir / name, model_dir)
+    if (ngram_file := run_dir / _NGRAM).exists():
+        shutil.copy(ngram_file, model_dir)
     for name in ("log.jsonl", "curves.png", "bpe.model", *(["checkpoint.pt"] if checkpoint else [])):
         shutil.copy(run_dir / name, history)
 

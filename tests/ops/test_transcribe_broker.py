@@ -34,6 +34,7 @@ def running(bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory) ->
         "namespace": f"test-{uuid.uuid4().hex[:12]}",
         "partitions": PARTITIONS,
         "data_dir": tmp_path_factory.mktemp("data"),
+        "engine": "whisper",
         "vad_closing_ms": 800,
     }
     with System(load_settings(**overrides), "test", overrides=overrides):

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ops.evaluate.wer.scoring import Score, score
 from ops.evaluate.wer.sets import Split, Utterance, held_out_noises, utterances
 from ops.measure import cores, processor
-from streams.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,11 +116,11 @@ class WordEvaluation:
     def compare_contexts(self) -> None:
         """Decode the clean sets with the model alone, hearing more and less; one row for the last partial, one for the final."""
         from agents.inference.conformer.engine import ConformerOptions
+        from agents.inference.models import wenet_directory
         from ops.evaluate.wer.direct import CONTEXTS, decode
 
         settings = self._settings
-        if settings.model_dir is None:
-            raise UserError("The contexts of a Conformer are compared, and none is configured", "Set ASR_MODEL_DIR.")
+        model_dir = wenet_directory(settings.model_dir)
         options = ConformerOptions(
             beam=settings.beam, lm_weight=settings.lm_weight, lm_word_bonus=settings.lm_word_bonus, ctc_weight=settings.ctc_weight,
             lm=str(settings.lm or ""), numbers=False, punctuation=False, capitals=False,
@@ -130,7 +129,7 @@ class WordEvaluation:
             chosen = msgspec.structs.replace(options, block_frames=block_frames, left_blocks=left_blocks)
             for name, said in self._sets.items():
                 with self._console.status(f"{context}: {name}"):
-                    partials, finals = decode(settings.model_dir, chosen, [utterance.samples for utterance in said])
+                    partials, finals = decode(model_dir, chosen, [utterance.samples for utterance in said])
                 texts = [utterance.text for utterance in said]
                 for what, written in (("last partial, in blocks", partials), ("final, in one pass", finals)):
                     if not any(written):  # all is heard at once: there was no partial
