@@ -10,7 +10,7 @@ export UV_NO_PROGRESS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench eval clean
+.PHONY: help setup demo test lint format bench chaos eval clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ format: $(READY) ## Format the code
 
 bench: $(READY) ## Measure latency through Kafka and Faust, and the cost of each stage
 	$(BIN)/asr bench
+
+chaos: $(READY) ## Kill 50 processes under 20 live calls and prove that nothing is lost (15 minutes; report in var/chaos)
+	$(BIN)/asr chaos --channels 20 --kills 50 --output-dir var/chaos
 
 eval: $(READY) ## Compare detectors of speech in noise (recordings in ASR_EVAL_AUDIO_DIR, else var/audio)
 	$(BIN)/asr eval vad
