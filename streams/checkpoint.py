@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
+from aiokafka.errors import KafkaError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 __all__ = ["CommitRefusedError", "Frontier", "OffsetStore", "SessionSnapshot", "Snapshot", "SnapshotError", "Track"]
@@ -82,6 +82,11 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     def commit_offset(self) -> int:
         """The offset to commit: the lowest that a restart must read."""
         return min([self.emit_from_offset, *(session.read_from_offset for session in self.sessions)])
+
+    def rebased(self, start: int) -> Snapshot:
+        """Return the same state for a log that was made anew: all that is in it is still to be taken."""
+        sessions = tuple(msgspec.structs.replace(each, read_from_offset=start, from_offset=start) for each in self.sessions)
+        return msgspec.structs.replace(self, emit_from_offset=start, sessions=sessions)
 
     def pack(self, max_bytes: int) -> str:
         """Return the snapshot as metadata for an offset commit.
@@ -190,25 +195,53 @@ class OffsetStore:
         found = await thread.call_thread(consumer._coordinator.fetch_committed_offsets, list(partitions))  # noqa: SLF001
         return {tp: Committed(each.offset, each.metadata) for tp, each in found.items()}
 
-    async def log_starts(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return the first offset that the broker still has of each partition."""
+    async def log_ranges(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Return the first offset that the broker still has of each partition, and the one that its next record will get."""
         thread, consumer = self._consumer()
-        starts: Mapping[TopicPartition, int] = await thread.call_thread(consumer.beginning_offsets, list(partitions))
-        return starts
+        starts = await thread.call_thread(consumer.beginning_offsets, list(partitions))
+        ends = await thread.call_thread(consumer.end_offsets, list(partitions))
+        return {tp: (starts[tp], ends[tp]) for tp in partitions}
 
-    async def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit offsets with their metadata, all or none.
+    def log_end(self, partition: TopicPartition) -> int | None:
+        """Return where a partition's log ended when it was last read from; None if it was not yet."""
+        _, consumer = self._consumer()
+        subscription = consumer._subscription.subscription  # noqa: SLF001
+        assignment = subscription.assignment if subscription is not None else None
+        if assignment is None or partition not in assignment.tps:
+            return None
+        end: int | None = assignment.state_value(partition).highwater
+        return end
+
+    def known_generation(self) -> int:
+        """Return the group's generation as this worker knows it."""
+        _, consumer = self._consumer()
+        generation: int = consumer._coordinator.generation  # noqa: SLF001
+        return generation
+
+    async def commit(self, offsets: Mapping[TopicPartition, Committed], generation: int) -> None:
+        """Commit offsets with their metadata: one attempt, on behalf of one generation.
+
+        aiokafka's own commit tries again for as long as the brokers cannot be reached, then on behalf of whatever generation it has joined
+        meanwhile: a worker that was frozen, and is given the partition back, would write its old state over its successor's.
 
         Raises:
-            CommitRefusedError: this worker does not own the partitions in the group's present generation.
+            CommitRefusedError: this worker does not own the partitions in the group's present generation, or the brokers cannot be asked.
             SnapshotError: the brokers allow less metadata than configured.
         """
         thread, consumer = self._consumer()
+        coordinator = consumer._coordinator  # noqa: SLF001
         values = {tp: OffsetAndMetadata(each.offset, each.metadata) for tp, each in offsets.items()}
+
+        async def attempt() -> None:
+            await coordinator.ensure_coordinator_known()
+            async with coordinator._commit_lock:  # noqa: SLF001
+                if coordinator.generation != generation:
+                    raise CommitRefusedError(f"the group is in generation {coordinator.generation}, not {generation} any more")
+                # The request is made before anything else can happen on this thread.
+                await coordinator._do_commit_offsets(None, values)  # noqa: SLF001
+
         try:
-            await thread.call_thread(consumer.commit, values)
-        except (CommitFailedError, IllegalStateError) as refused:
-            raise CommitRefusedError(str(refused)) from refused
+            await thread.call_thread(attempt)
         except OffsetMetadataTooLargeError as large:
             raise SnapshotError(
                 "the brokers' offset.metadata.max.bytes is smaller than ASR_SNAPSHOT_MAX_BYTES: raise the one or lower the other"

@@ -191,15 +191,14 @@ def idempotent_producer_config(settings: Settings) -> dict[str, Any]:
 
 
 def aiokafka_producer_config(settings: Settings) -> dict[str, Any]:
-    """Return the configuration of an aiokafka producer that sends at once and tries for as long as :func:`idempotent_producer_config`'s."""
+    """Return the configuration of an aiokafka producer that sends at once; :class:`streams.outbox.Outbox` says how long it tries."""
     config: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.namespace,
         "security_protocol": settings.security_protocol,
         "ssl_context": ssl_context(settings),
         "linger_ms": _STAGE_LINGER_MS,
-        # aiokafka has one timeout for a request and for a record's whole delivery.
-        "request_timeout_ms": _DELIVERY_TIMEOUT_MS,
+        "request_timeout_ms": _REQUEST_TIMEOUT_MS,
         "max_request_size": MAX_RECORD_BYTES,
         "retry_backoff_ms": _RECONNECT_MS,
     }

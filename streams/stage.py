@@ -38,10 +38,13 @@ from schemas.records import (
     StageName,
     Timeout,
     Transcript,
+    VersionChange,
 )
 from streams import metrics, topics
-from streams.checkpoint import CommitRefusedError, Committed, OffsetStore, SessionSnapshot, Snapshot, SnapshotError
+from streams.checkpoint import CommitRefusedError, Committed, OffsetStore, Snapshot, SnapshotError
+from streams.control import Control
 from streams.core import Core, Emitter, Input, SessionKey, SessionState
+from streams.errors import UserError
 from streams.outbox import Outbox
 from streams.settings import Settings
 from streams.tenure import Order, Placement, Standing, Tenure
@@ -61,9 +64,23 @@ _GATHER_S: Final = 0.005
 _COMMIT_INTERVAL_S: Final = 0.05
 _REFUSED_WAIT_S: Final = 0.3
 _DRAIN_TIMEOUT_S: Final = 2.0
-_TIMEOUT_CHECK_S: Final = 1.0
+_LOOK_S: Final = 1.0
+#: Commits that are refused for this long, though no rebalance brings a new assignment: the stage asks for its assignment itself.
+_RECLAIM_AFTER_S: Final = 5.0
+#: A partition that has something to commit and commits nothing: an open segment takes 20 s, and settles nothing less often than that.
+_LAG_ALARM_S: Final = 30.0
+_ALARM_EVERY_S: Final = 30.0
+#: An epoch that grows by a byte must not make the next owner's first commit too large.
+_SNAPSHOT_SLACK_BYTES: Final = 16
+#: A rejected record is wrapped, and must fit into Kafka's default of 1 MB all the same.
+_REJECTED_BYTES: Final = 900_000
+#: Inputs in a row that a core fails at before it is the core that is broken, and not they.
+_FAILURES_IN_A_ROW: Final = 10
 #: A worker's status goes out every second: when nothing was acknowledged for so long, no broker takes anything.
 _BROKERS_AWAY_S: Final = 3.0
+_VERSION_CHECK_S: Final = 0.1
+#: A change that was written and not read after this long is written again.
+_VERSION_REPEAT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +136,8 @@ class Stage(Service, Emitter):
         make_core: makes its core; given the settings and the emitter, which is this stage.
         codec: encodes and decodes records.
         outbox: sends them; shared by the stages of a worker.
+        offsets: keeps the group's offsets; unset: Kafka does, for the app's group.
+        control: what is pushed while calls are live; unset: nothing is.
     """
 
     def __init__(
@@ -129,6 +148,8 @@ class Stage(Service, Emitter):
         make_core: Callable[[Settings, Emitter], Core],
         codec: Codec,
         outbox: Outbox,
+        offsets: OffsetStore | None = None,
+        control: Control | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -140,12 +161,23 @@ class Stage(Service, Emitter):
         self._settings = settings
         self._codec = codec
         self._outbox = outbox
-        self._offsets = OffsetStore(app)
+        self._offsets = offsets or OffsetStore(app)
+        self._control = control
         self._ready: list[Input] = []
         self._between_steps: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
         self._committing = asyncio.Lock()
         self._draining = False
+        #: The partitions that the group gave us last, and in which generation.
+        self._assigned: frozenset[int] = frozenset()
+        self._generation = -1
+        self._refused_since_s: float | None = None
+        #: Inputs that the core cannot take, by partition and offset: why.
+        self._poison: dict[tuple[int, int], str] = {}
+        #: Partitions that go one input at a time up to an offset, in which there is one that the core cannot take.
+        self._careful: dict[int, int] = {}
+        self._failures = 0
+        self._alarmed_s: dict[str, float] = {}
         self._brokers_away = False
         #: Open inputs as of the last look: too dear to count for each record.
         self._open_lately = 0
@@ -167,6 +199,9 @@ class Stage(Service, Emitter):
         if tenure is None or self._draining or not await self._continues(tenure, offset):
             return
         metrics.INPUTS.labels(self.route.stage).inc()
+        if self._poison and (reason := self._poison.get((partition, offset))) is not None:
+            self._reject(tenure, offset, key, value, reason)
+            return
         try:
             record = self._codec.decode(value)
         except DecodeError as unreadable:
@@ -187,6 +222,7 @@ class Stage(Service, Emitter):
             case _:
                 metrics.DROPPED.labels(self.route.stage, placement.value).inc()
                 tenure.frontier.skip(offset)
+                tenure.dirty = True
 
     def _take(self, tenure: Tenure, offset: int, appended_ms: int, record: FlowRecord, *, warm: bool) -> None:
         if warm:
@@ -221,6 +257,12 @@ class Stage(Service, Emitter):
 
     def _reject(self, tenure: Tenure, offset: int, key: bytes | None, value: bytes | None, reason: str) -> None:
         """Put a record that cannot be used onto the rejected topic, and go on after it."""
+        if offset < tenure.emit_from_offset:
+            tenure.frontier.skip(offset)  # it is there since before the takeover
+            return
+        if value is not None and len(value) > _REJECTED_BYTES:
+            reason += f" (only the first {_REJECTED_BYTES} of its {len(value)} bytes are kept here)"
+            value = value[:_REJECTED_BYTES]
         log.warning("%s: record %d of %s-%d rejected: %s", self.shortlabel, offset, self.source_name, tenure.number, reason)
         metrics.REJECTED.labels(self.route.stage).inc()
         rejected = Rejected(
@@ -252,8 +294,7 @@ class Stage(Service, Emitter):
             if isinstance(record, FlowRecord):
                 if standing is None:
                     continue  # the session is over: an answer still goes out, but nothing goes on
-                fields["ordinal"] = standing.next_ordinal
-                standing.next_ordinal += 1
+                fields["ordinal"] = standing.number(cause.offset)
             if cause.offset < tenure.emit_from_offset:
                 continue  # it is on the broker since before the takeover
             topic = _RESULT_TOPICS.get(type(record), self.route.onward)
@@ -307,18 +348,53 @@ class Stage(Service, Emitter):
         for change in changes:
             change()
         inputs = [each for each in inputs if each.tenure.alive]  # type: ignore[attr-defined]
+        if self._careful:
+            inputs, wary = _parted(inputs, lambda each: each.key.partition not in self._careful)
+            for each in wary:
+                await self._step_core([each])
         if inputs:
-            started_s = time.perf_counter()
+            await self._step_core(inputs)
+
+    async def _step_core(self, inputs: Sequence[Input]) -> None:
+        started_s = time.perf_counter()
+        try:
             await self.core.step(inputs)
-            took_s = time.perf_counter() - started_s
-            self._busy_s += took_s
-            metrics.STEP_SECONDS.labels(self.route.stage).observe(took_s)
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as failure:
+            # A library's own RuntimeError may be about the data; one that somebody gave a name, or a person can put right, is not.
+            if isinstance(failure, UserError) or (isinstance(failure, RuntimeError) and type(failure) is not RuntimeError):
+                raise
+            self._contain(inputs, failure)
+        else:
+            self._failures = 0
+        took_s = time.perf_counter() - started_s
+        self._busy_s += took_s
+        metrics.STEP_SECONDS.labels(self.route.stage).observe(took_s)
+
+    def _contain(self, inputs: Sequence[Input], failure: Exception) -> None:
+        """Find the input that a step failed at, and do without it: else it would end every worker that takes the partition over.
+
+        What the failed step made of its sessions cannot be told, so their partitions begin again from what is committed, one input at a
+        time; an input that fails alone is rejected.
+        """
+        self._failures += 1
+        if self._failures > _FAILURES_IN_A_ROW:
+            raise failure
+        metrics.STEP_FAILURES.labels(self.route.stage).inc()
+        log.error("%s: a step over %d inputs failed and is done again", self.shortlabel, len(inputs), exc_info=failure)
+        if len(inputs) == 1:
+            at = inputs[0].key.partition, inputs[0].offset
+            self._poison[at] = f"the {self.route.stage} stage fails at it: {type(failure).__name__}: {failure}"
+        for each in inputs:
+            number = each.key.partition
+            self._careful[number] = max(each.offset, self._careful.get(number, -1))
+            if number in self.tenures and self.tenures[number] is each.tenure:
+                self._lose(self.tenures.pop(number))
 
     def _capture(self, interval_s: float) -> None:
         """Capture the state of each partition that changed, to be committed once everything before it is acknowledged."""
         now_s = time.monotonic()
         for tenure in self.tenures.values():
-            if tenure.candidate is not None or not tenure.dirty or now_s - tenure.captured_s < interval_s:
+            if tenure.candidate is not None or not tenure.dirty or not tenure.loaded or now_s - tenure.captured_s < interval_s:
                 continue
             # Inputs that wait for the next step are not part of the core's state.
             offset = min((each.offset for each in self._ready if each.tenure is tenure), default=tenure.frontier.next_offset)
@@ -326,7 +402,22 @@ class Stage(Service, Emitter):
                 continue  # a replay is going on: what is committed is still the best
             tenure.dirty, tenure.captured_s = offset < tenure.frontier.next_offset, now_s
             snapshot = tenure.snapshot(offset, partial(self._state_of, tenure.number))
-            tenure.candidate = snapshot, snapshot.pack(self._settings.snapshot_max_bytes)
+            try:
+                tenure.candidate = snapshot, snapshot.pack(self._settings.snapshot_max_bytes - _SNAPSHOT_SLACK_BYTES)
+            except SnapshotError as large:
+                self._cannot_commit(tenure, large)
+
+    def _cannot_commit(self, tenure: Tenure, why: SnapshotError) -> None:
+        """Go on without a commit: nothing is lost as long as the topic is kept, and to stop would stop every channel of this worker."""
+        tenure.candidate, tenure.dirty = None, True
+        self._alarm(f"size {tenure.number}", "%s: the state of %s-%d cannot be committed: %s", self.shortlabel, *self._at(tenure), why)
+
+    def _alarm(self, what: str, message: str, *details: object) -> None:
+        """Log an error, the same one at most every 30 s."""
+        now_s = time.monotonic()
+        if now_s - self._alarmed_s.get(what, -_ALARM_EVERY_S) >= _ALARM_EVERY_S:
+            self._alarmed_s[what] = now_s
+            log.error(message, *details)
 
     def _state_of(self, partition: int, session_id: str) -> SessionState | None:
         return self.core.snapshot(SessionKey(partition, session_id))
@@ -341,6 +432,7 @@ class Stage(Service, Emitter):
             self._open_lately = self.open_inputs
             if not await self.commit_settled():
                 await self.sleep(_REFUSED_WAIT_S)
+            await self._reclaim()
 
     async def commit_settled(self) -> bool:
         """Commit every captured state whose inputs are settled, in one request; return False if it was refused."""
@@ -353,19 +445,61 @@ class Stage(Service, Emitter):
             if not due:
                 return True
             try:
-                await self._offsets.commit(
-                    {
-                        TopicPartition(self.source_name, tenure.number): Committed(snapshot.commit_offset, packed)
-                        for tenure, (snapshot, packed) in due.items()
-                    }
-                )
+                await self._commit_states(due)
             except CommitRefusedError as refused:
                 metrics.REFUSED_COMMITS.labels(self.route.stage).inc()
                 log.debug("%s: a commit was refused: %s", self.shortlabel, refused)
+                self._refused_since_s = self._refused_since_s or time.monotonic()
                 return False
-            for tenure in due:
-                tenure.candidate = None
+            self._refused_since_s = None
             return True
+
+    async def _commit_states(self, due: Mapping[Tenure, tuple[Snapshot, str]]) -> None:
+        """Commit captured states; one that the brokers find too large takes none of the others with it."""
+        try:
+            await self._offsets.commit(
+                {self._at(tenure): Committed(snapshot.commit_offset, packed) for tenure, (snapshot, packed) in due.items()},
+                self._generation,
+            )
+        except SnapshotError as large:
+            if len(due) > 1:
+                for tenure, state in due.items():
+                    await self._commit_states({tenure: state})
+            else:
+                self._cannot_commit(next(iter(due)), large)
+            return
+        for tenure, (snapshot, _) in due.items():
+            tenure.candidate, tenure.committed_to, tenure.uncommitted_since_s = None, snapshot.emit_from_offset, None
+            if self._careful.get(tenure.number, snapshot.emit_from_offset) < snapshot.emit_from_offset:
+                del self._careful[tenure.number]
+                self._poison = {at: why for at, why in self._poison.items() if at[0] != tenure.number or at[1] >= snapshot.commit_offset}
+
+    @Service.task
+    async def _watch(self) -> None:
+        """Tell how far commits are behind, and notice a log that was cut off."""
+        while not self.should_stop:
+            await self.sleep(_LOOK_S)
+            self._watch_lag(time.monotonic())
+
+    def _watch_lag(self, now_s: float) -> None:
+        records, seconds = 0, 0.0
+        for tenure in list(self.tenures.values()):
+            end = self._offsets.log_end(self._at(tenure))
+            due = tenure.frontier.next_offset
+            if end is not None and end < due:
+                self._alarm("cut", "%s: %s-%d ends at %d, and %d was due: it was cut off", self.shortlabel, *self._at(tenure), end, due)
+                self._lose(self.tenures.pop(tenure.number))
+                continue
+            records = max(records, (due if end is None else end) - tenure.committed_to)
+            if tenure.committed_to < due:
+                tenure.uncommitted_since_s = tenure.uncommitted_since_s or now_s
+                seconds = max(seconds, now_s - tenure.uncommitted_since_s)
+        metrics.COMMITTED_LAG_RECORDS.labels(self.route.stage).set(records)
+        metrics.COMMITTED_LAG_SECONDS.labels(self.route.stage).set(seconds)
+        if seconds >= _LAG_ALARM_S:
+            self._alarm(
+                "lag", "%s: nothing was committed for %.0f s; a successor would read %d records again", self.shortlabel, seconds, records
+            )
 
     # ------------------------------------------------------------------ owning
 
@@ -377,8 +511,10 @@ class Stage(Service, Emitter):
         Raises:
             SnapshotError: a committed snapshot cannot be read by this release.
         """
-        wanted = {TopicPartition(self.source_name, number) for number in partitions}
         async with self._committing:
+            self._assigned, self._generation = frozenset(partitions), self._offsets.known_generation()
+            self._refused_since_s = None
+            wanted = {TopicPartition(self.source_name, number) for number in self._assigned}
             committed = await self._offsets.fetch(wanted) if wanted else {}
             kept, new = {}, {}
             for tp in wanted:
@@ -400,41 +536,63 @@ class Stage(Service, Emitter):
             if new:
                 await self._begin(new)
 
+    async def _reclaim(self) -> None:
+        """Take up partitions that are assigned but not owned: the first commit was refused, or the tenure had to be given up."""
+        refused_long = self._refused_since_s is not None and time.monotonic() - self._refused_since_s > _RECLAIM_AFTER_S
+        if self._draining or not (refused_long or self._assigned - self.tenures.keys()):
+            return
+        assigned = {tp.partition for tp in self._app.consumer.assignment() if tp.topic == self.source_name}
+        if assigned != self._assigned:
+            return  # a rebalance is under way, and will tell
+        before = dict(self.tenures)
+        await self.take_over(assigned)
+        for number, tenure in self.tenures.items():
+            if before.get(number) is not tenure:
+                # The flow runs already, and has gone past it.
+                await self._app.consumer.seek(self._at(tenure), tenure.frontier.next_offset)
+
     async def _begin(self, new: Mapping[TopicPartition, tuple[int | None, Snapshot]]) -> None:
-        starts = await self._offsets.log_starts(new)
+        ranges = await self._offsets.log_ranges(new)
         begun: dict[TopicPartition, tuple[int, Snapshot]] = {}
         for tp, (offset, snapshot) in new.items():
-            start = starts[tp] if offset is None else offset
-            if start < starts[tp]:
-                log.error("%s %s: offsets %d to %d were deleted before they were read", self.shortlabel, tp, start, starts[tp] - 1)
+            first, end = ranges[tp]
+            start = first if offset is None else offset
+            if start < first:
+                log.error("%s %s: offsets %d to %d were deleted before they were read", self.shortlabel, tp, start, first - 1)
                 metrics.HOLES.labels(self.route.stage, "deleted").inc()
-                start = starts[tp]
+                start = first
+            elif max(start, snapshot.emit_from_offset) > end:
+                log.error(
+                    "%s %s ends at %d, but was read to %d: it was made anew, or lost its end; beginning at %d with the sessions known",
+                    *(self.shortlabel, tp, end, snapshot.emit_from_offset, first),
+                )
+                metrics.HOLES.labels(self.route.stage, "truncated").inc()
+                start, snapshot = first, snapshot.rebased(first)
             begun[tp] = (
                 start,
                 msgspec.structs.replace(snapshot, epoch=snapshot.epoch + 1, emit_from_offset=max(snapshot.emit_from_offset, start)),
             )
         try:
             await self._offsets.commit(
-                {tp: Committed(start, snapshot.pack(self._settings.snapshot_max_bytes)) for tp, (start, snapshot) in begun.items()}
+                {tp: Committed(start, snapshot.pack(self._settings.snapshot_max_bytes)) for tp, (start, snapshot) in begun.items()},
+                self._generation,
             )
         except CommitRefusedError as refused:
-            # Another rebalance is under way, and will call again.
+            # If another rebalance is under way, it will call again; else the stage asks again by itself.
             log.info("%s: %d partitions not taken over: %s", self.shortlabel, len(begun), refused)
             return
         for tp, (start, snapshot) in begun.items():
             tenure = Tenure(tp.partition, snapshot, start, numbered_by_recorder=self._numbered_by_recorder)
             self.tenures[tp.partition] = tenure
             metrics.TAKEOVERS.labels(self.route.stage).inc()
-            for each in snapshot.sessions:
-                self._between_steps.append(self._loading(tenure, each))
+            self._between_steps.append(partial(self._load, tenure, snapshot))
 
-    def _loading(self, tenure: Tenure, each: SessionSnapshot) -> Callable[[], None]:
-        def load() -> None:
-            if tenure.alive:
+    def _load(self, tenure: Tenure, snapshot: Snapshot) -> None:
+        if tenure.alive:
+            for each in snapshot.sessions:
                 key = SessionKey(tenure.number, each.session_id)
                 self.core.load(key, SessionState(each.read_from_offset, each.from_offset, each.state))
-
-        return load
+            tenure.loaded = True
 
     def _lose(self, tenure: Tenure) -> None:
         tenure.alive = False
@@ -446,25 +604,24 @@ class Stage(Service, Emitter):
     @Service.task
     async def _propose_timeouts(self) -> None:
         """Write a Timeout for each session that nothing was heard of; it acts, for every reader alike, when it is read."""
-        if not self._numbered_by_recorder:
-            return
-        while not self.should_stop:
-            await self.sleep(_TIMEOUT_CHECK_S)
+        while self._numbered_by_recorder and not self.should_stop:
+            await self.sleep(_LOOK_S)
             self.propose_timeouts(time.monotonic())
 
     def propose_timeouts(self, now_s: float) -> None:
-        """Write the timeouts that are due. While brokers are away nobody is silent, and when they are back everybody counts as just heard."""
-        if now_s - self._outbox.acknowledged_s > _BROKERS_AWAY_S:
+        """Propose to end the sessions that nothing was heard of for too long, though the brokers were there all the while."""
+        if now_s - self._outbox.acknowledged_s >= _BROKERS_AWAY_S:
             self._brokers_away = True
             return
-        limit_s = self._settings.session_lost_ms / 1_000
-        for tenure in self.tenures.values():
-            if self._brokers_away:
+        if self._brokers_away:
+            # Recorders send now what they kept, so silence begins anew. To be frozen for a while is the same.
+            self._brokers_away = False
+            for tenure in self.tenures.values():
                 for standing in tenure.sessions.values():
                     standing.seen_s = now_s
-            for standing in tenure.silent_since(now_s - limit_s):
+        for tenure in self.tenures.values():
+            for standing in tenure.silent_since(now_s - self._settings.session_lost_ms / 1_000):
                 self._propose_timeout(tenure, standing, now_s)
-        self._brokers_away = False
 
     def _propose_timeout(self, tenure: Tenure, standing: Standing, now_s: float) -> None:
         latest = standing.latest
@@ -478,8 +635,48 @@ class Stage(Service, Emitter):
             silent_ms=round((now_s - standing.seen_s) * 1_000),
         )
         standing.seen_s = now_s
+        self._send_to_ourselves(tenure, timeout)
+
+    def _send_to_ourselves(self, tenure: Tenure, record: FlowRecord) -> None:
+        """Write a decision where it is read again, so that every replay comes to the same."""
         topic = topics.AUDIO.full_name(self._settings)
-        self._outbox.send(topic, tenure.number, record_key(timeout).encode(), self._codec.encode(timeout), lambda: None)
+        self._outbox.send(topic, tenure.number, record_key(record).encode(), self._codec.encode(record), lambda: None)
+
+    # ------------------------------------------------------------------ versions
+
+    @Service.task
+    async def _announce_versions(self) -> None:
+        """Write a VersionChange for each session that names other hotwords than are in force; it acts when it is read."""
+        if self._control is None or not self._numbered_by_recorder:
+            return
+        while not self.should_stop:
+            await self.sleep(_VERSION_CHECK_S)
+            self.announce_versions(self._control, time.monotonic())
+
+    def announce_versions(self, control: Control, now_s: float) -> None:
+        """Write the changes that are due."""
+        version = control.hotwords_to_announce
+        if not (version or control.ever_pushed):
+            return
+        for tenure in self.tenures.values():
+            for standing in tenure.sessions.values():
+                proposed, proposed_s = standing.proposed
+                on_its_way = proposed == version and now_s < proposed_s + _VERSION_REPEAT_S
+                latest = standing.latest
+                if standing.hotword_version == version or on_its_way or latest is None:
+                    continue
+                standing.proposed = version, now_s
+                change = VersionChange(
+                    channel_id=latest.channel_id,
+                    session_id=latest.session_id,
+                    conversation_id=latest.conversation_id,
+                    epoch=tenure.epoch,
+                    position_samples=latest.position_samples,
+                    kind="hotwords",
+                    name=control.hotwords.names,
+                    version=version,
+                )
+                self._send_to_ourselves(tenure, change)
 
     # ------------------------------------------------------------------ state of the worker
 
@@ -521,3 +718,12 @@ class Stage(Service, Emitter):
         for tenure in self.tenures.values():
             tenure.alive = False
         await self.core.stop()
+
+
+def _parted(inputs: Iterable[Input], condition: Callable[[Input], bool]) -> tuple[list[Input], list[Input]]:
+    """Return the inputs for which a condition holds, and the others."""
+    yes: list[Input] = []
+    no: list[Input] = []
+    for each in inputs:
+        (yes if condition(each) else no).append(each)
+    return yes, no

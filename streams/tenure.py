@@ -6,6 +6,7 @@ Everything here is decided from offsets, epochs and ordinals alone, without Kafk
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from schemas.records import FlowRecord, SessionStart, Timeout
+from schemas.records import FlowRecord, SessionStart, Timeout, VersionChange
 from streams.checkpoint import Frontier, SessionSnapshot, Snapshot, Track
 from streams.core import SessionState
 
@@ -21,6 +22,8 @@ __all__ = ["Order", "Placement", "Standing", "Tenure"]
 
 #: Ended sessions that a partition remembers: far more than can end within a zombie's life.
 _ENDED_REMEMBERED: Final = 16
+#: How often a hole is read again before its offsets are taken for gone: a client that loses an event in a rebalance may lose two.
+_REREADS: Final = 3
 
 
 class Order(enum.Enum):
@@ -30,7 +33,7 @@ class Order(enum.Enum):
     SEEN = "seen"  #: it was read before: the flow was sought back
     HOLE = "hole"  #: others are due before it, and have to be read again
     WAIT = "wait"  #: it was on its way already when reading again began
-    GONE = "gone"  #: reading again led here once more: what was due is no data, or was deleted
+    GONE = "gone"  #: reading again led here time after time: what was due is no data, or was deleted
 
 
 class Placement(enum.Enum):
@@ -54,9 +57,14 @@ class Standing:
         epoch: the highest epoch seen from the stage before.
         ordinal: the last ordinal taken from it.
         next_ordinal: what this stage's next record of the session will be numbered.
+        start_offset: where its SessionStart is; -1 if the session was taken over.
         seen_s: when something was last heard of it (monotonic clock).
+        latest_offset: where its latest record is, or where a restart has to read to meet it again.
         latest: its latest record, for its names and position; None until one has come.
         tracks: (offset, epoch, ordinal) after each input that a restart might have to begin behind.
+        numbered: (offset, ordinal) of the first record that followed from each input that anything followed from, as far back.
+        hotword_version: the hotwords that were last put in force for it; None: not known since the takeover.
+        proposed: the hotwords that this owner has written a change to, and when (monotonic clock).
     """
 
     read_from_offset: int
@@ -64,16 +72,38 @@ class Standing:
     epoch: int
     ordinal: int
     next_ordinal: int
+    start_offset: int
     seen_s: float
+    latest_offset: int
     latest: FlowRecord | None = None
     tracks: deque[tuple[int, int, int]] = field(default_factory=deque)
+    numbered: deque[tuple[int, int]] = field(default_factory=deque)
+    hotword_version: str | None = None
+    proposed: tuple[str, float] = ("", -math.inf)
+
+    def number(self, offset: int) -> int:
+        """Return the ordinal of the next record, which follows from the input at an offset.
+
+        Raises:
+            RuntimeError: records of a later input went before it: a replay could not number them the same.
+        """
+        last = self.numbered[-1][0] if self.numbered else -1
+        if offset < last:
+            raise RuntimeError(f"records that follow from the input at {offset} came after those of the one at {last}")
+        ordinal = self.next_ordinal
+        if offset > last:
+            self.numbered.append((offset, ordinal))
+        self.next_ordinal += 1
+        return ordinal
 
     def track_before(self, offset: int) -> Track:
         """Return where the session stood before an input; what lies further back is forgotten."""
         while len(self.tracks) > 1 and self.tracks[1][0] < offset:
             self.tracks.popleft()
+        while self.numbered and self.numbered[0][0] < offset:
+            self.numbered.popleft()
         _, epoch, ordinal = self.tracks[0]
-        return Track(epoch, ordinal, self.next_ordinal)
+        return Track(epoch, ordinal, self.numbered[0][1] if self.numbered else self.next_ordinal)
 
 
 class Tenure:
@@ -83,8 +113,8 @@ class Tenure:
         number: the partition.
         snapshot: the state that it begins with; its epoch is this tenure's own.
         start: the first offset to read.
-        numbered_by_recorder: whether the source is the audio topic: ordinals may jump there (audio was lost), and timeouts, which
-            are written by a VAD, stand outside the recorder's numbering.
+        numbered_by_recorder: whether the source is the audio topic: ordinals may jump there (audio was lost), and timeouts and version
+            changes, which are written by a VAD, stand outside the recorder's numbering.
     """
 
     def __init__(self, number: int, snapshot: Snapshot, start: int, *, numbered_by_recorder: bool = False) -> None:
@@ -94,21 +124,34 @@ class Tenure:
         self.epoch = snapshot.epoch
         self.emit_from_offset = snapshot.emit_from_offset
         self.frontier = Frontier(start)
+        #: Whether the core has loaded the sessions that were taken over: before that it cannot tell their state.
+        self.loaded = not snapshot.sessions
         self.sessions: dict[str, Standing] = {}
         #: Whether something was taken that no captured state covers.
         self.dirty = False
         #: A captured state and its packed form, until it is committed.
         self.candidate: tuple[Snapshot, str] | None = None
         self.captured_s = 0.0
+        #: Everything before it is settled and committed.
+        self.committed_to = snapshot.emit_from_offset
+        #: Since when there has been more (monotonic clock); None while there is none.
+        self.uncommitted_since_s: float | None = None
         self._numbered_by_recorder = numbered_by_recorder
         self._ended: deque[int] = deque(snapshot.ended, maxlen=_ENDED_REMEMBERED)
-        self._rereading = False
+        self._rereads = 0
         self._passed_over = -1
         now_s = time.monotonic()
         for each in snapshot.sessions:
             track = each.track
             standing = Standing(
-                each.read_from_offset, each.from_offset, track.upstream_epoch, track.upstream_ordinal, track.next_ordinal, now_s
+                each.read_from_offset,
+                each.from_offset,
+                track.upstream_epoch,
+                track.upstream_ordinal,
+                track.next_ordinal,
+                start_offset=-1,
+                seen_s=now_s,
+                latest_offset=each.read_from_offset,
             )
             standing.tracks.append((-1, standing.epoch, standing.ordinal))
             self.sessions[each.session_id] = standing
@@ -123,36 +166,42 @@ class Tenure:
         if offset == due:
             self.resume()
             return Order.NEXT
-        if not self._rereading:
-            self._rereading, self._passed_over = True, offset
-            return Order.HOLE
-        if offset > self._passed_over:
+        if self._rereads and offset > self._passed_over:
             self._passed_over = offset
             return Order.WAIT
         # The offsets went back to one that was passed over already, and what is due did not come in between.
+        if self._rereads < _REREADS:
+            self._rereads, self._passed_over = self._rereads + 1, offset
+            return Order.HOLE
         self.resume()
         return Order.GONE
 
     def resume(self) -> None:
         """Forget about reading again: the flow stands where it should."""
-        self._rereading, self._passed_over = False, -1
+        self._rereads, self._passed_over = 0, -1
 
     def place(self, offset: int, record: FlowRecord) -> Placement:
         """Return what to do with the record at an offset, and note that it was seen."""
         standing = self.sessions.get(record.session_id)
         if standing is None:
-            if offset < self.emit_from_offset or _hash(record.session_id) in self._ended or isinstance(record, Timeout):
+            if offset < self.emit_from_offset or _hash(record.session_id) in self._ended or isinstance(record, (Timeout, VersionChange)):
                 return Placement.DONE
             if not isinstance(record, SessionStart):
                 return Placement.STRANGER
-            standing = Standing(offset, offset, record.epoch, -1, 0, 0.0)
+            standing = Standing(
+                offset, offset, record.epoch, -1, 0, start_offset=offset, seen_s=0.0, latest_offset=offset, hotword_version=""
+            )
             standing.tracks.append((-1, record.epoch, -1))
             self.sessions[record.session_id] = standing
-        standing.seen_s = time.monotonic()
-        standing.latest = record
+        from_vad = self._numbered_by_recorder and isinstance(record, (Timeout, VersionChange))
+        if isinstance(record, VersionChange) and record.kind == "hotwords":
+            standing.hotword_version = record.version
+        if not (from_vad and isinstance(record, VersionChange)):
+            standing.seen_s = time.monotonic()
+            standing.latest, standing.latest_offset = record, offset
         if offset < standing.from_offset:
             return Placement.WARM if offset >= standing.read_from_offset else Placement.DONE
-        if self._numbered_by_recorder and isinstance(record, Timeout):
+        if from_vad:
             return Placement.TAKE
         if record.epoch < standing.epoch:
             return Placement.ZOMBIE
@@ -182,7 +231,7 @@ class Tenure:
         """
         sessions = []
         for session_id, standing in list(self.sessions.items()):
-            if standing.from_offset >= offset:
+            if standing.start_offset >= offset:
                 continue  # its start has not been stepped
             state = state_of(session_id)
             if state is None:
@@ -190,7 +239,11 @@ class Tenure:
                 self._ended.append(_hash(session_id))
                 continue
             track = standing.track_before(state.from_offset)
-            sessions.append(SessionSnapshot(session_id, state.read_from_offset, state.from_offset, track, state.state))
+            read_from = state.read_from_offset
+            if self._numbered_by_recorder:
+                # Who takes over a session that has gone quiet must know it by name, to propose that it has ended.
+                read_from = min(read_from, standing.latest_offset)
+            sessions.append(SessionSnapshot(session_id, read_from, state.from_offset, track, state.state))
         return Snapshot(self.epoch, offset, tuple(sessions), tuple(self._ended))
 
     def silent_since(self, before_s: float) -> Iterator[Standing]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import AudioFrame, FlowRecord, Heartbeat, SessionStart, Timeout
+from schemas import AudioFrame, FlowRecord, Heartbeat, SessionStart, Timeout, VersionChange
 from streams.checkpoint import Snapshot
 from streams.core import SessionState
 from streams.tenure import Order, Placement, Tenure
@@ -105,11 +106,27 @@ def test_a_hole_is_read_again_and_gone_over_only_if_it_is_still_there() -> None:
     assert tenure.order(5) is Order.SEEN
     assert tenure.order(6) is Order.NEXT, "the skipped ones come after all"
     tenure.frontier.skip(6)
-    assert tenure.order(9) is Order.HOLE
-    assert tenure.order(10) is Order.WAIT
-    assert tenure.order(9) is Order.GONE, "reading again led to the same: 7 and 8 are no data"
+    for _ in range(3):
+        assert tenure.order(9) is Order.HOLE, "what was lost once may be lost twice"
+        assert tenure.order(10) is Order.WAIT
+    assert tenure.order(9) is Order.GONE, "reading again led to the same each time: 7 and 8 are no data"
     tenure.frontier.begin(9)
     assert tenure.order(10) is Order.NEXT
+
+
+def test_what_was_sent_late_is_numbered_the_same_by_whoever_takes_over() -> None:
+    """A core whose state lies behind what it has emitted: the replay begins with the number of the first record after that state."""
+    tenure = Tenure(0, Snapshot(epoch=1), 0)
+    read = Reading(tenure)
+    for record in (start(), frame(1), frame(2), frame(3)):
+        read(record)
+    standing = tenure.sessions["s"]
+    assert [standing.number(offset) for offset in (0, 1, 1, 2, 3)] == [0, 1, 2, 3, 4]
+    snapshot = tenure.snapshot(4, lambda _: SessionState(2, 2, b""))
+    (session,) = snapshot.sessions
+    assert session.track.next_ordinal == 3, "the input at 2 led to 3 before, and is to do so again"
+    with pytest.raises(RuntimeError, match="came after those"):
+        standing.number(2)
 
 
 def test_a_session_that_was_never_started_is_a_stranger_and_an_ended_one_is_done() -> None:
@@ -168,3 +185,49 @@ def test_silent_sessions_are_those_that_were_heard_once() -> None:
     read(beat)
     assert list(tenure.silent_since(0.0)) == []
     assert [standing.latest for standing in tenure.silent_since(float("inf"))] == [beat]
+
+
+def change(version: str, session_id: str = "s") -> VersionChange:
+    return VersionChange(
+        channel_id="c", session_id=session_id, conversation_id="k", position_samples=0, kind="hotwords", name="h", version=version
+    )
+
+
+def test_a_version_change_stands_outside_the_recorders_numbering() -> None:
+    read = Reading(Tenure(0, Snapshot(epoch=1), 0, numbered_by_recorder=True))
+    assert read(change("v1")) is Placement.DONE, "before its session it means nothing"
+    assert read(start()) is Placement.TAKE
+    standing = read.tenure.sessions["s"]
+    assert standing.hotword_version == ""
+    assert read(frame(1)) is Placement.TAKE
+    heard_s, latest = standing.seen_s, standing.latest
+    assert read(change("v1")) is Placement.TAKE
+    assert (standing.hotword_version, standing.seen_s, standing.latest) == ("v1", heard_s, latest), "it is no sign of life"
+    assert read(frame(1)) is Placement.REPEAT
+    assert read(frame(2)) is Placement.TAKE
+
+
+def test_after_a_takeover_the_hotwords_of_a_session_are_not_known() -> None:
+    before = Reading(Tenure(0, Snapshot(epoch=1), 0, numbered_by_recorder=True))
+    before(start())
+    before(change("v1"))
+    snapshot = before.tenure.snapshot(2, lambda _: SessionState(1, 2, b""))
+    after = Tenure(0, snapshot, 1, numbered_by_recorder=True)
+    assert after.sessions["s"].hotword_version is None
+    assert after.place(1, change("v1")) is Placement.WARM
+    assert after.sessions["s"].hotword_version == "v1"
+
+
+def test_who_takes_over_a_session_that_has_gone_quiet_knows_it_by_name() -> None:
+    """Else nobody would ever propose that it has ended: the state alone does not tell its channel."""
+    before = Reading(Tenure(0, Snapshot(epoch=1), 0, numbered_by_recorder=True))
+    before(start())
+    beat = Heartbeat(channel_id="c", session_id="s", conversation_id="k", ordinal=1, epoch=1, position_samples=0)
+    before(beat)
+    for _ in range(2):
+        snapshot = before.tenure.snapshot(2, lambda _: SessionState(2, 2, b""))
+        assert snapshot.commit_offset == 1
+        after = Reading(Tenure(0, snapshot, snapshot.commit_offset, numbered_by_recorder=True))
+        before = Reading(Tenure(0, after.tenure.snapshot(2, lambda _: SessionState(2, 2, b"")), 1, numbered_by_recorder=True))
+        assert before(beat) is Placement.WARM
+        assert [standing.latest for standing in before.tenure.silent_since(float("inf"))] == [beat]
