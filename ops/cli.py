@@ -56,7 +56,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "config": Command("ops.config_command:config", "Show every setting, its value and where it comes from.", "Operation"),
     "eval": Command("ops.evaluate.command:evaluate", "Measure how good the parts are: vad.", "Operation"),
     "chaos": Command("ops.chaos.command:chaos", "Kill processes under live calls, and prove that nothing is lost.", "Operation"),
-    "bench": Command("ops.bench:bench", "Measure latency and throughput.", "Operation"),
+    "bench": Command("ops.bench.command:bench", "Measure latency, throughput and where the time goes.", "Operation"),
 }
 
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -218,6 +218,7 @@ def run_demo(
     headless: bool,
     seed: int,
     engine_wished: str | None = None,
+    during_play: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Report:
     """Run the demo and return what was measured, after printing its summary.
 
@@ -230,6 +231,7 @@ def run_demo(
         headless: without the page and the live table.
         seed: which calls.
         engine_wished: the engine that somebody asked for by name; workers that run already must have it.
+        during_play: what is entered while the calls play.
     """
     if not headless and "gateway_port" not in settings.model_fields_set and _is_taken(settings.gateway_host, settings.gateway_port):
         overrides = {**overrides, "gateway_port": 0}
@@ -253,7 +255,8 @@ def run_demo(
         if not headless:
             title += f"; live page: {system.gateway_url}"
         console.print(f"Playing {title}", markup=False)
-        run.play(player, title)
+        with during_play():
+            run.play(player, title)
         with listener.lock:
             report = listener.measured.report()
             lost = listener.measured.lost()

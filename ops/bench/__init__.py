@@ -1,0 +1,1 @@
+"""``asr bench``: how fast it is, with what every figure needs to be believed: its distribution, the processor, the versions."""
