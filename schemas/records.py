@@ -323,6 +323,8 @@ class WorkerStatus(Record, frozen=True, kw_only=True):
     engine: str = ""
     model_digest: str = ""
     hotword_version: str = ""
+    channels: int = 0
+    behind_ms: int = 0
 
 
 class Rejected(Record, frozen=True, kw_only=True):

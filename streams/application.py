@@ -22,9 +22,10 @@ from faust.types import TP
 from prometheus_client import start_http_server
 
 from schemas.codec import Codec
-from schemas.records import WorkerStatus
+from schemas.records import Rejected, WorkerStatus
 from streams import metrics, topics
-from streams.core import Core, Emitter
+from streams.control import Control
+from streams.core import Core, Emitter, Report, Reporting
 from streams.errors import UserError
 from streams.kafka import aiokafka_producer_config, broker_credentials, broker_url
 from streams.outbox import Outbox, OutboxError
@@ -66,6 +67,7 @@ class StreamsApp(faust.App):
         self.codec = codec
         self.outbox = Outbox(aiokafka_producer_config(settings), self._outbox_failed)
         self.stages: list[Stage] = []
+        self.control = Control(settings, codec, self._reject)
         self._started_us = time.time_ns() // 1_000
         super().__init__(
             settings.group,
@@ -97,7 +99,7 @@ class StreamsApp(faust.App):
 
     def add_stage(self, route: Route, make_core: Callable[[Settings, Emitter], Core]) -> tuple[Stage, Any]:
         """Add a stage; return it and the Faust topic that its agent is to read."""
-        stage = Stage(self, self.settings, route, make_core, self.codec, self.outbox, loop=None, beacon=self.beacon)
+        stage = Stage(self, self.settings, route, make_core, self.codec, self.outbox, control=self.control, loop=None, beacon=self.beacon)
         self.stages.append(stage)
         source = self.topic(
             stage.source_name,
@@ -122,6 +124,7 @@ class StreamsApp(faust.App):
         if self.settings.metrics_port:
             self._serve_metrics(self.settings.metrics_port)
         await self.outbox.start()
+        await self.control.start()
         for stage in self.stages:
             await stage.start()
         self._publish_status("starting")
@@ -139,6 +142,7 @@ class StreamsApp(faust.App):
         await super().on_stop()
         for stage in self.stages:
             await stage.stop()
+        await self.control.stop()
         await self.outbox.flush(_FLUSH_TIMEOUT_S)
         await self.outbox.stop()
 
@@ -146,6 +150,9 @@ class StreamsApp(faust.App):
         assignment: set[TP] = self.consumer.assignment()
         for stage in self.stages:
             await stage.take_over({tp.partition for tp in assignment if tp.topic == stage.source_name})
+
+    def _reject(self, rejected: Rejected) -> None:
+        self.outbox.send(topics.REJECTED.full_name(self.settings), None, rejected.key, self.codec.encode(rejected), lambda: None)
 
     def _outbox_failed(self, failure: OutboxError) -> None:
         log.critical("%s", failure)
@@ -171,6 +178,7 @@ class StreamsApp(faust.App):
         for stage in self.stages:
             metrics.OPEN_INPUTS.labels(stage.route.stage).set(stage.open_inputs)
             metrics.SESSIONS.labels(stage.route.stage).set(stage.session_count)
+        report = next((stage.core.report for stage in self.stages if isinstance(stage.core, Reporting)), Report())
         status = WorkerStatus(
             worker_id=settings.worker_name,
             host=socket.gethostname(),
@@ -184,6 +192,10 @@ class StreamsApp(faust.App):
             lag_records=sum(stage.open_inputs for stage in self.stages),
             load=sum(stage.take_busy_s() for stage in self.stages) / _STATUS_INTERVAL_S,
             engine=settings.engine if "inference" in settings.stages else "",
+            model_digest=report.model_digest,
+            hotword_version=report.hotword_version,
+            channels=report.channels,
+            behind_ms=report.behind_ms,
         )
         topic = topics.WORKERS.full_name(settings)
         self.outbox.send(topic, None, settings.worker_name.encode(), self.codec.encode(status), lambda: None)

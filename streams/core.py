@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from schemas.records import FlowRecord, SessionRecord
 
-__all__ = ["Core", "Emitter", "Input", "SessionKey", "SessionState"]
+__all__ = ["Core", "Emitter", "Input", "Report", "Reporting", "SessionKey", "SessionState"]
 
 
 class SessionKey(NamedTuple):
@@ -93,3 +93,28 @@ class Core(Protocol):
 
     def snapshot(self, key: SessionKey) -> SessionState | None:
         """Return a session's state after all inputs of the steps so far, or None if the session is over."""
+
+
+class Report(NamedTuple):
+    """What a worker's engine decides with, and how it keeps up.
+
+    Attributes:
+        model_digest: the model that new segments are decoded with.
+        hotword_version: the hotwords that it is ready to use and that are in force; empty for none.
+        channels: channels of speech without a pause that it can follow; 0: not known.
+        behind_ms: how long what waits longest for the engine has waited.
+    """
+
+    model_digest: str = ""
+    hotword_version: str = ""
+    channels: int = 0
+    behind_ms: int = 0
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A core that can tell."""
+
+    @property
+    def report(self) -> Report:
+        """How it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agents.inference.core import InferenceCore
@@ -18,7 +19,7 @@ ROUTE = Route("inference", topics.FEATURES, None)
 
 def register(app: StreamsApp) -> None:
     """Add the stage and its agent to a worker's app."""
-    stage, source = app.add_stage(ROUTE, InferenceCore)
+    stage, source = app.add_stage(ROUTE, partial(InferenceCore, control=app.control))
 
     @app.agent(source, name="inference")
     async def inference(stream: Any) -> None:

@@ -100,6 +100,7 @@ class Batcher:
         self._ready: dict[SegmentKey, _Segment] = {}
         self._unopened: list[_Segment] = []
         self._unclosed: list[SegmentKey] = []
+        self._lessons: list[tuple[str, str, bool, Callable[[], None]]] = []
         self._finals: deque[_Segment] = deque()
         self._held = 0
         self._shed_s = self._told_s = -math.inf
@@ -127,6 +128,17 @@ class Batcher:
         self._engine.stop()
         for thread in self._threads:
             thread.join()
+
+    @property
+    def channels(self) -> int:
+        """Channels of speech without a pause that the engine can follow on this machine; 0: not known."""
+        return self._pacing.channels
+
+    @property
+    def behind_s(self) -> float:
+        """How long what waits longest, for a step or a final, has waited."""
+        with self._lock:
+            return max(self._lags())
 
     async def room(self) -> None:
         """Wait while too many blocks are held."""
@@ -172,6 +184,12 @@ class Batcher:
                 self._forget(segment)
             self._step_due.notify()
 
+    def learn(self, version: str, folder: str, in_force: bool, then: Callable[[], None]) -> None:
+        """Let the engine learn hotwords between two steps, see ``Engine.hotwords``; call ``then`` on the event loop when it has."""
+        with self._lock:
+            self._lessons.append((version, folder, in_force, then))
+            self._step_due.notify()
+
     # ------------------------------------------------------------------ under the lock
 
     def _becomes_ready(self, segment: _Segment) -> None:
@@ -196,7 +214,7 @@ class Batcher:
 
     def _wait_for_step(self) -> bool:
         """Wait until there is something to do, and a little longer for the step to fill; return False when stopped."""
-        while not (self._stopping or self._ready or self._unopened or self._unclosed or (self._finals and not self._engine.finals_lanes)):
+        while not (self._stopping or self._anything_to_do()):
             if not self._step_due.wait(_ASK_S if self._segments else None):
                 return True  # time to ask what changed
         pace = self._pacing.pace(len(self._segments))
@@ -206,6 +224,9 @@ class Batcher:
             if left_s <= 0 or not self._step_due.wait(left_s):
                 break
         return not self._stopping
+
+    def _anything_to_do(self) -> bool:
+        return bool(self._ready or self._unopened or self._unclosed or self._lessons or (self._finals and not self._engine.finals_lanes))
 
     def _choose(self, max_batch: int) -> dict[SegmentKey, int]:
         """Return how many blocks of which segments the next step takes.
@@ -246,12 +267,16 @@ class Batcher:
                 self._held -= count
         return blocks
 
+    def _lags(self) -> tuple[float, float]:
+        """Return how long the block that waits longest has waited for its step, and the segment for its final."""
+        now_s = time.monotonic()
+        speaking = next((segment for segment in self._ready.values() if not (segment.quiet or segment.finish)), None)
+        return (now_s - speaking.ready_s if speaking else 0.0), (now_s - self._finals[0].settles_s if self._finals else 0.0)
+
     def _shed(self) -> None:
         """Give up the partials of some segments if the engine falls behind; measure how far it is behind."""
         now_s = time.monotonic()
-        speaking = [segment for segment in self._ready.values() if not (segment.quiet or segment.finish)]
-        step_lag_s = now_s - speaking[0].ready_s if speaking else 0.0
-        final_lag_s = now_s - self._finals[0].settles_s if self._finals else 0.0
+        step_lag_s, final_lag_s = self._lags()
         metrics.STEP_LAG.set(step_lag_s)
         metrics.FINAL_LAG.set(final_lag_s)
         behind = step_lag_s > _LATE_STEP_S or final_lag_s > _LATE_FINAL_S
@@ -290,12 +315,16 @@ class Batcher:
                     return
                 closing, self._unclosed = self._unclosed, []
                 opening, self._unopened = self._unopened, []
+                lessons, self._lessons = self._lessons, []
                 self._shed()
                 chosen = self._choose(self._pacing.pace(len(self._segments)).max_batch)
                 stepped = [self._segments[key] for key in chosen]
                 blocks = self._take(chosen)
                 for segment in opening:
                     segment.opened = True
+            for version, folder, in_force, then in lessons:
+                engine.hotwords(version, folder, in_force=in_force)
+                self._tell(then)
             if closing:
                 engine.close(closing)
             if opening:
@@ -319,8 +348,7 @@ class Batcher:
         if working:
             self._pacing.observe(working, took_s)
             metrics.STEP_SECONDS.observe(took_s)
-            if isinstance(self._pacing, AdaptivePacing):
-                metrics.CHANNELS.set(self._pacing.channels)
+            metrics.CHANNELS.set(self._pacing.channels)
 
     def _settle(self) -> None:
         while self._settle_some(wait=True):

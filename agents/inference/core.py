@@ -20,7 +20,8 @@ import msgspec
 from agents.inference import metrics
 from agents.inference.batcher import Batcher
 from agents.inference.engine import Block, Engine, FinalText, Finish, Hypothesis, Opening, SegmentKey
-from agents.inference.process import EngineProcess, engine_spec
+from agents.inference.hotwords import Compiler, CompilerProcess, LiveHotwords
+from agents.inference.process import EngineProcess, engine_spec, hotword_model
 from schemas.records import (
     SAMPLE_RATE_HZ,
     AudioFlag,
@@ -44,8 +45,10 @@ from schemas.records import (
     Transcript,
     VersionChange,
 )
-from streams.core import Core, Emitter, Input, SessionKey, SessionState
+from streams.control import Control
+from streams.core import Core, Emitter, Input, Report, SessionKey, SessionState
 from streams.errors import UserError
+from streams.registry import codec_for
 from streams.settings import Settings
 
 __all__ = ["Facts", "InferenceCore"]
@@ -166,12 +169,25 @@ class InferenceCore(Core):
         settings: which engine to run, and how.
         emitter: takes what follows from the inputs.
         engine: one that was started; unset: the settings' engine, in a process of its own, is started by :meth:`start`.
+        control: what is pushed while calls are live; unset: nothing is.
+        compiler: compiles hotwords; unset: one for the settings' model, in a process of its own, if the engine makes use of any.
     """
 
-    def __init__(self, settings: Settings, emitter: Emitter, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        emitter: Emitter,
+        engine: Engine | None = None,
+        *,
+        control: Control | None = None,
+        compiler: Compiler | None = None,
+    ) -> None:
         self._settings = settings
         self._emitter = emitter
         self._engine = engine
+        self._control = control
+        self._compiler = compiler
+        self._hotwords: LiveHotwords | None = None
         self._batcher: Batcher | None = None
         self._failure: BaseException | None = None
         self._sessions: dict[SessionKey, _Session] = {}
@@ -199,9 +215,15 @@ class InferenceCore(Core):
             self._engine = await asyncio.to_thread(self._start_engine)
         self._batcher = Batcher(self._engine, self)
         self._batcher.start()
+        compiler = self._compiler or self._make_compiler()
+        if self._control is not None and compiler is not None:
+            self._hotwords = LiveHotwords(self._control, compiler, self._batcher.learn, self._ask_final)
+            await self._hotwords.start()
 
     async def stop(self) -> None:
         """End the engine."""
+        if self._hotwords is not None:
+            await self._hotwords.stop()
         if self._batcher is not None:
             await asyncio.to_thread(self._batcher.stop)
 
@@ -259,6 +281,26 @@ class InferenceCore(Core):
         process = EngineProcess(engine_spec(self._settings), timeout_ms=self._settings.engine_timeout_ms)
         process.start()
         return process
+
+    def _make_compiler(self) -> Compiler | None:
+        model = hotword_model(self._settings)
+        return None if model is None else CompilerProcess(model, self._settings.cache_dir, codec_for(self._settings.schema_registry_url))
+
+    def _ask_final(self, request: Finish) -> None:
+        if request.key in self._segments:  # else its session left, while the final waited for its hotwords
+            self._to_engine.finish(request)
+
+    @property
+    def report(self) -> Report:
+        """What the engine decides with, and how it keeps up."""
+        if self._batcher is None:
+            return Report()
+        return Report(
+            self.engine.model_digest,
+            self._hotwords.in_force if self._hotwords else "",
+            self._batcher.channels,
+            round(1_000 * self._batcher.behind_s),
+        )
 
     @property
     def _to_engine(self) -> Batcher:
@@ -410,7 +452,8 @@ class InferenceCore(Core):
         session.outcomes.append(outcome)
         self._segments[segment.key] = segment, outcome
         self._close(segment)
-        self._to_engine.finish(Finish(key=segment.key, end_sample=end_sample, hotword_version=hotword_version))
+        request = Finish(key=segment.key, end_sample=end_sample, hotword_version=hotword_version)
+        (self._hotwords.finish if self._hotwords else self._ask_final)(request)
 
     def _cancel_segment(self, session: _Session, cause: Input, record: SegmentCancelled) -> None:
         segment = session.segment

@@ -8,13 +8,16 @@ nothing of Kafka, and is called in lanes: one thread for what is *live* (``open`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from schemas.records import Word
 
-__all__ = ["Block", "Engine", "EngineError", "FinalText", "Finish", "Hypothesis", "Opening", "SegmentKey"]
+__all__ = ["HOTWORD_VERSIONS_KEPT", "Block", "Engine", "EngineError", "FinalText", "Finish", "Hypothesis", "Opening", "SegmentKey"]
+
+#: Lists of hotwords that an engine remembers, those that it learnt last: far more than are pushed within the length of a segment.
+HOTWORD_VERSIONS_KEPT: Final = 16
 
 
 class EngineError(RuntimeError):
@@ -116,12 +119,13 @@ class Engine(Protocol):
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         """Return the final of each request, in order. It forgets nothing: that is what ``close`` is for."""
 
-    def hotwords(self, version: str, folder: str) -> None:
-        """Learn a list of hotwords: finals may name its version from now on, and partials should listen to it. Called live.
+    def hotwords(self, version: str, folder: str, *, in_force: bool = True) -> None:
+        """Learn a list of hotwords: finals may name its version from now on. Called live.
 
         Args:
-            version: as finals will name it.
+            version: as finals will name it; empty: no hotwords.
             folder: the list, compiled for this engine's model (``decoding.hotwords``).
+            in_force: whether partials should listen to it from now on.
         """
 
     def close(self, keys: Sequence[SegmentKey]) -> None:

@@ -1,4 +1,4 @@
-"""What a worker and its engine process say to each other: MessagePack in frames of a length and a body, over a socket pair."""
+"""What a worker and the processes of its own say to each other: MessagePack in frames of a length and a body, over a socket pair."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from agents.inference.engine import Block, FinalText, Finish, Hypothesis, Openin
 __all__ = [
     "Answer",
     "Close",
+    "Compile",
+    "Compiled",
     "EngineSpec",
     "FromEngine",
     "Learn",
@@ -81,11 +83,12 @@ class Replay(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Learn a list of hotwords."""
+    """Learn a list of hotwords, and perhaps let partials listen to it from now on."""
 
     number: int
     version: str
     folder: str
+    in_force: bool = True
 
 
 Request = Open | Step | Settle | Close | Replay | Learn
@@ -117,6 +120,38 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 FromEngine = Ready | Refused | Answer
+
+
+class Compile(msgspec.Struct, frozen=True, array_like=True):
+    """Compile these phrases, (phrase, boost) each, as a version."""
+
+    version: str
+    phrases: tuple[tuple[str, float], ...]
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a version.
+
+    Attributes:
+        version: which.
+        folder: where it is, see ``Hotwords.load``; empty: nowhere, and ``error`` says why.
+        phrases: different phrases in it.
+        left_out: phrases that cannot be used.
+        examples: some of those, each with the reason.
+        fresh: whether it was compiled now; else an earlier one was found.
+        took_ms: how long that took.
+        error: why there is none.
+    """
+
+    version: str
+    folder: str = ""
+    phrases: int = 0
+    left_out: int = 0
+    examples: tuple[tuple[str, str], ...] = ()
+    fresh: bool = True
+    took_ms: int = 0
+    error: str = ""
+
 
 _encoder: Final = msgspec.msgpack.Encoder()
 #: Decodes what the engine's process gets.

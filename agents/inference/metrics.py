@@ -9,6 +9,9 @@ __all__ = [
     "ENGINE_RESTARTS",
     "FAILED_SEGMENTS",
     "FINAL_LAG",
+    "HOTWORD_LEFT_OUT",
+    "HOTWORD_PHRASES",
+    "HOTWORD_SECONDS",
     "SHED_SEGMENTS",
     "STEP_BLOCKS",
     "STEP_LAG",
@@ -17,6 +20,11 @@ __all__ = [
 
 ENGINE_RESTARTS = Counter("asr_engine_restarts_total", "Engines started in the place of one that died or hung.")
 FAILED_SEGMENTS = Counter("asr_failed_segments_total", "Segments that the engine could not decode; their finals have no text.")
+HOTWORD_PHRASES = Gauge("asr_hotword_phrases", "Different phrases in the hotwords that the engine listens to.")
+HOTWORD_LEFT_OUT = Gauge("asr_hotword_phrases_left_out", "Phrases of those lists that cannot be used with the model.")
+HOTWORD_SECONDS = Histogram(
+    "asr_hotword_compile_seconds", "How long it took to compile a list that was pushed.", buckets=(0.01, 0.03, 0.1, 0.3, 1, 2, 5)
+)
 SHED_SEGMENTS = Counter("asr_engine_shed_segments_total", "Segments that gave up their partials because the engine was behind.")
 STEP_BLOCKS = Histogram(
     "asr_engine_step_blocks", "Blocks that the engine took in one step.", buckets=(1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)

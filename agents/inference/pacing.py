@@ -48,6 +48,10 @@ class Pace(NamedTuple):
 class Pacing(Protocol):
     """Decides the pace of steps."""
 
+    @property
+    def channels(self) -> int:
+        """How many channels of continuous speech the engine can follow; 0 while that is not known."""
+
     def pace(self, active: int) -> Pace:
         """Return the pace for that many open segments."""
 
@@ -60,6 +64,8 @@ class FixedPacing:
 
     def __init__(self, max_batch: int = 64, max_wait_ms: float = 5.0) -> None:
         self._pace = Pace(max_batch, max_wait_ms)
+        #: It does not look.
+        self.channels = 0
 
     def pace(self, active: int) -> Pace:
         """Return the pace."""

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
+from agents.inference.engine import HOTWORD_VERSIONS_KEPT, Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.frames import (
     Answer,
     Close,
@@ -47,7 +47,7 @@ from agents.inference.frames import (
 from agents.inference.models import resolve, wenet_directory
 from streams.settings import Settings
 
-__all__ = ["EngineProcess", "engine_spec"]
+__all__ = ["EngineProcess", "engine_spec", "hotword_model"]
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +97,21 @@ def engine_spec(settings: Settings) -> EngineSpec:
     )
 
 
-def _conformer_options(settings: Settings) -> dict[str, Any]:
+def hotword_model(settings: Settings) -> Path | None:
+    """Return the model that hotwords are compiled for, or None if the engine makes nothing of them.
+
+    Raises:
+        ModelError: the model cannot be had.
+    """
+    if settings.engine != "conformer":
+        return None
     wanted = settings.model_dir or (Path(settings.model) if "model" in settings.model_fields_set else None)
+    return wenet_directory(wanted)
+
+
+def _conformer_options(settings: Settings) -> dict[str, Any]:
     return {
-        "folder": str(wenet_directory(wanted)),
+        "folder": str(hotword_model(settings)),
         "lm": "" if settings.lm is None else str(settings.lm),
         "lm_weight": settings.lm_weight,
         "lm_word_bonus": settings.lm_word_bonus,
@@ -213,8 +224,9 @@ class EngineProcess:
         self._spawned: _Child | None = None
         self._failure: EngineError | None = None
         self._book: dict[SegmentKey, _Open] = {}
-        #: Hotwords that the engine must know, by version, the newest last.
+        #: Hotwords that the engine must know, by version, those learnt last at the end; and which of them partials listen to.
         self._hotwords: dict[str, str] = {}
+        self._in_force = ""
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count()
         self._quick_deaths = 0
@@ -283,15 +295,20 @@ class EngineProcess:
         finals = {final.key: final for final in answer.finals}
         return [finals.get(request.key) or self._given_up(request.key) for request in requests]
 
-    def hotwords(self, version: str, folder: str) -> None:
+    def hotwords(self, version: str, folder: str, *, in_force: bool = True) -> None:
         """Make a list of hotwords known, to this engine and to any that takes its place."""
 
         def enter() -> Sequence[SegmentKey]:
-            self._hotwords.pop(version, None)
-            self._hotwords[version] = folder
+            if version:
+                self._hotwords.pop(version, None)
+                self._hotwords[version] = folder
+                while len(self._hotwords) > HOTWORD_VERSIONS_KEPT:
+                    del self._hotwords[next(iter(self._hotwords))]
+            if in_force:
+                self._in_force = version
             return ()
 
-        self._ask(enter, lambda number, _: Learn(number, version, folder), lambda key: key)
+        self._ask(enter, lambda number, _: Learn(number, version, folder, in_force), lambda key: key)
 
     def close(self, keys: Sequence[SegmentKey]) -> None:
         """Forget segments."""
@@ -487,7 +504,7 @@ class EngineProcess:
         """Give a new engine every open segment and every outstanding final, each alone; return False if one of them brought it down."""
         try:
             for version, folder in self._hotwords.items():
-                self._alone(child, (), Learn(next(self._numbers), version, folder))
+                self._alone(child, (), Learn(next(self._numbers), version, folder, version == self._in_force))
             for key, entry in self._book.items():
                 if not entry.failure:
                     self._alone(child, (key,), Replay(next(self._numbers), entry.opening, tuple(entry.blocks)))

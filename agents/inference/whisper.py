@@ -368,7 +368,7 @@ class WhisperEngine:
         """Decode each segment whole."""
         return [self._final(request) for request in requests]
 
-    def hotwords(self, version: str, folder: str) -> None:
+    def hotwords(self, version: str, folder: str, *, in_force: bool = True) -> None:
         """Ignore them."""
 
     def close(self, keys: Sequence[SegmentKey]) -> None:

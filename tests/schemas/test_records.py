@@ -122,7 +122,7 @@ def test_numbers_name_their_unit(name: str) -> None:
     units = ("_samples", "_sample", "_us", "_ms", "_hz", "_db")
     counts = {
         *("epoch", "ordinal", "segment", "segments", "chunk", "hops", "dims", "confidence", "boost", "load", "partition", "partitions"),
-        *("offset", "pid", "sessions", "lag_records", "finals", "cancelled", "words", "gaps"),
+        *("offset", "pid", "sessions", "lag_records", "finals", "cancelled", "words", "gaps", "channels"),
     }
     for named in _named_types(schema_of(name)):
         for field in named.get("fields", ()):

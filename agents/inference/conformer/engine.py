@@ -38,7 +38,7 @@ from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.lm import NgramLm
 from agents.inference.decoding.prefix_beam import BeamOptions, PrefixBeamSearch
 from agents.inference.decoding.units import UnitTable
-from agents.inference.engine import Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
+from agents.inference.engine import HOTWORD_VERSIONS_KEPT, Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.postprocess import Writer, WritingOptions, Written, joined
 from schemas.records import SAMPLE_RATE_HZ, Word
 
@@ -256,19 +256,27 @@ class ConformerEngine:
             if segment is not None:
                 self._silence(segment)
 
-    def hotwords(self, version: str, folder: str) -> None:
-        """Learn a compiled list, see `Hotwords.save`. It is in force for partials at once; finals name their version.
+    def hotwords(self, version: str, folder: str, *, in_force: bool = True) -> None:
+        """Learn a compiled list, see `Hotwords.save`. Partials listen to it at once if it is in force; finals name their version.
 
         Raises:
             ValueError: it was compiled for another model, or by another release.
         """
-        self.use_hotwords(version, Hotwords.load(Path(folder)))
+        self.use_hotwords(version, Hotwords.load(Path(folder)) if version else None, in_force=in_force)
 
-    def use_hotwords(self, version: str, hotwords: Hotwords) -> None:
-        """Learn a compiled list that is in memory."""
-        following = [segment.slot for segment in self._segments.values() if segment.slot is not None]
-        self._search.swap(following, hotwords)
-        self._hotwords[version] = self._hotwords_in_force = hotwords
+    def use_hotwords(self, version: str, hotwords: Hotwords | None, *, in_force: bool = True) -> None:
+        """Learn a compiled list that is in memory; None: no hotwords."""
+        if hotwords is not None and hotwords.units != len(self._units):
+            raise ValueError(f"the hotwords were compiled for {hotwords.units} units, not {len(self._units)}: compile them for this model")
+        if in_force:
+            following = [segment.slot for segment in self._segments.values() if segment.slot is not None]
+            self._search.swap(following, hotwords)
+            self._hotwords_in_force = hotwords
+        if hotwords is not None:
+            self._hotwords.pop(version, None)
+            self._hotwords[version] = hotwords
+            while len(self._hotwords) > HOTWORD_VERSIONS_KEPT:
+                del self._hotwords[next(iter(self._hotwords))]
 
     def stop(self) -> None:
         """Do nothing: there is nothing to let go of."""

@@ -13,11 +13,8 @@ Compiled hotwords are never changed: a new list is a new object, and segments th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import struct
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,9 +26,10 @@ from numpy.typing import NDArray
 
 from agents.inference.decoding import kernels
 from agents.inference.decoding.units import UnitTable
+from schemas.digest import hotword_digest
 from schemas.records import Hotword
 
-__all__ = ["MAX_PHRASE_UNITS", "STATE", "Hotwords", "RejectedPhrase", "digest_of"]
+__all__ = ["FORMAT", "MAX_PHRASE_UNITS", "STATE", "Hotwords", "RejectedPhrase"]
 
 #: Longer phrases are refused: nobody says the same 100 units twice, and one of them widens the table that all are sorted in.
 MAX_PHRASE_UNITS: Final = 100
@@ -52,7 +50,8 @@ STATE: Final = np.dtype(
 #: States that more units lead on from have a bit for every unit: in 64 bits alone, most would stand for several.
 _MANY: Final = 16
 _FILES: Final = kernels.HotwordTables._fields
-_FORMAT: Final = 1
+#: Of the files that ``save`` writes.
+FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +105,13 @@ class Hotwords:
             if reason:
                 rejected.append(RejectedPhrase(hotword.phrase, reason))
         tables, count = _build(tokens, np.array(boosts), len(units))
-        return cls(digest_of(listed), len(units), count, tuple(sorted(rejected, key=lambda one: (one.phrase, one.reason))), tables)
+        return cls(hotword_digest(listed), len(units), count, tuple(sorted(rejected, key=lambda one: (one.phrase, one.reason))), tables)
 
     @classmethod
     def none(cls, units: int) -> Hotwords:
         """Return the empty list."""
         tables, count = _build([], np.empty(0), units)
-        return cls(digest_of(()), units, count, (), tables)
+        return cls(hotword_digest(()), units, count, (), tables)
 
     def bonuses(self, tokens: Sequence[int] | NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return, after each token, what completed phrases have brought, and what an unfinished one adds for the time being."""
@@ -127,7 +126,7 @@ class Hotwords:
         for name in _FILES:
             np.save(directory / f"{name}.npy", getattr(self.tables, name))
         about = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "digest": self.digest,
             "units": self.units,
             "phrases": self.phrases,
@@ -143,25 +142,12 @@ class Hotwords:
             ValueError: it was written by another version.
         """
         about = json.loads((directory / "hotwords.json").read_text(encoding="utf-8"))
-        if about["format"] != _FORMAT:
-            raise ValueError(f"{directory} holds hotwords of format {about['format']}, not {_FORMAT}: compile the list again")
+        if about["format"] != FORMAT:
+            raise ValueError(f"{directory} holds hotwords of format {about['format']}, not {FORMAT}: compile the list again")
         # Copy-on-write: for Numba a read-only array is another type, which would compile everything twice.
         arrays = (np.asarray(np.load(directory / f"{name}.npy", mmap_mode="c")) for name in _FILES)
         rejected = tuple(RejectedPhrase(*one) for one in about["rejected"])
         return cls(about["digest"], about["units"], about["phrases"], rejected, kernels.HotwordTables(*arrays))
-
-
-def digest_of(phrases: Iterable[Hotword]) -> str:
-    """Return the SHA-256 of a list's content: phrases as they are compiled, each with its highest boost, whatever their order."""
-    boosts: dict[str, float] = {}
-    for hotword in phrases:
-        phrase = " ".join(unicodedata.normalize("NFKC", hotword.phrase).split())
-        boosts[phrase] = max(boosts.get(phrase, -math.inf), hotword.boost)
-    digest = hashlib.sha256()
-    for phrase, boost in sorted(boosts.items()):
-        text = phrase.encode()
-        digest.update(struct.pack("<Id", len(text), boost) + text)
-    return digest.hexdigest()
 
 
 def _build(phrases: list[list[int]], boosts: NDArray[np.float64], units: int) -> tuple[kernels.HotwordTables, int]:

@@ -30,6 +30,7 @@ class Watched(InstantEngine):
         self.closed: list[SegmentKey] = []
         self.going = threading.Event()
         self.finals_going = threading.Event()
+        self.in_final = threading.Event()
         self.going.set()
         self.finals_going.set()
 
@@ -40,6 +41,7 @@ class Watched(InstantEngine):
         return super().step(blocks)
 
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
+        self.in_final.set()
         self.finals_going.wait()
         return super().finish(requests)
 
@@ -180,7 +182,7 @@ async def test_a_segment_is_not_closed_under_its_final() -> None:
         begin(batcher, "s", "other")
         batcher.put(block("s", 0))
         batcher.finish(Finish(key=key("s"), end_sample=0))
-        await until(lambda: batcher._segments[key("s")].settling)
+        await until(engine.in_final.is_set)
         batcher.close(key("s"))
         batcher.put(block("other", 0))
         await until(lambda: len(heard.blocks) == 2)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.inference.decoding.hotwords import MAX_PHRASE_UNITS, Hotwords, RejectedPhrase, digest_of
+from agents.inference.decoding.hotwords import MAX_PHRASE_UNITS, Hotwords, RejectedPhrase
 from agents.inference.decoding.prefix_beam import PrefixBeamSearch
 from agents.inference.decoding.units import UnitTable
+from schemas.digest import hotword_digest
 from schemas.records import Hotword
 
 UNITS = UnitTable(["<blank>", "<unk>", *"abcdef"])
@@ -133,12 +134,12 @@ def test_phrases_that_cannot_be_used_are_reported_and_the_others_work() -> None:
 
 
 def test_the_digest_is_of_the_content() -> None:
-    one = digest_of(listed({"ab": 1.0, "c": 2.0}))
-    assert one == digest_of(listed({"c": 2.0, "ab": 1.0}))
-    assert one == digest_of([*listed({"c": 2.0, " ab ": 0.5}), *listed({"ab": 1.0})])
+    one = hotword_digest(listed({"ab": 1.0, "c": 2.0}))
+    assert one == hotword_digest(listed({"c": 2.0, "ab": 1.0}))
+    assert one == hotword_digest([*listed({"c": 2.0, " ab ": 0.5}), *listed({"ab": 1.0})])
     others: list[dict[str, float]] = [{"ab": 1.0}, {"ab": 1.0, "c": 3.0}, {"a": 1.0, "bc": 2.0}]
-    assert len({one, *(digest_of(listed(other)) for other in others)}) == 4
-    assert Hotwords.none(8).digest == digest_of([])
+    assert len({one, *(hotword_digest(listed(other)) for other in others)}) == 4
+    assert Hotwords.none(8).digest == hotword_digest([])
     assert len(one) == 64
 
 
