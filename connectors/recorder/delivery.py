@@ -391,6 +391,7 @@ class Delivery:
         if self._outage_s is not None and not any(lane.spooling for lane in self._lanes.values()):
             log.warning("All records that went to disk have been sent, %.0f s after the first of them.", now_s - self._outage_s)
             self._outage_s = None
+            metrics.SPOOL_FULL.set(0)
         metrics.OUTAGE.set(len(spooling))
         metrics.SPOOL_BYTES.set(self._spool.size_bytes if self._spool is not None else 0)
 

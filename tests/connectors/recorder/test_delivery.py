@@ -29,9 +29,9 @@ from streams.settings import Settings, load_settings
 from streams.topic_admin import create_topics, delete_topics
 from streams.topics import AUDIO
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 SECONDS = 8.0
 SPOOL_AFTER_MS = 300
 
@@ -121,7 +121,7 @@ def kill(broker: EmbeddedBroker) -> None:
 
 def revive(broker: EmbeddedBroker) -> None:
     broker.nodes[0].start()
-    broker.wait_ready()
+    broker.wait_ready(PATIENCE_S)
 
 
 def freeze(broker: EmbeddedBroker) -> None:
@@ -240,8 +240,8 @@ def test_a_full_spool_drops_the_newest_frames_and_says_so(
         wait_until(lambda: late.report().reason == "hangup", "the later call did not end")
         revive(broker)
         wait_until(lambda: not recorder.is_behind, "what was on disk was not sent")
-        lost = playback.report().frames_lost
-        wait_until(lambda: playback.report().frames_delivered >= playback.report().frames_sent - lost > 20, "the call did not go on")
+        lost, delivered = playback.report().frames_lost, playback.report().frames_delivered
+        wait_until(lambda: playback.report().frames_delivered >= delivered + 3, "the call did not go on")
         playback.stop()
         report, later = playback.result(PATIENCE_S), late.result(PATIENCE_S)
 
