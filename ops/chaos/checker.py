@@ -119,13 +119,13 @@ def read_raw(bootstrap_servers: str, namespace: str, topics: Sequence[str], deco
                     raise TimeoutError(f"nothing came of {', '.join(f'{name}-{number}' for name, number in ends)}")
                 continue
             deadline_s = time.monotonic() + _READ_TIMEOUT_S
-            at = message.topic(), message.partition()
-            if at not in ends or message.offset() >= ends[at]:
+            at, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            if at not in ends or offset >= ends[at]:
                 ends.pop(at, None)
                 continue
             kind, fields = decoder.decode(message.value())
-            yield RawRecord(at[0].removeprefix(f"{namespace}."), at[1], message.offset(), kind, fields)
-            if message.offset() + 1 >= ends[at]:
+            yield RawRecord(at[0].removeprefix(f"{namespace}."), at[1], offset, kind, fields)
+            if offset + 1 >= ends[at]:
                 del ends[at]
     finally:
         consumer.close()

@@ -16,10 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
 from ops.broker import EmbeddedBroker, Node
+from ops.chaos.cluster import Cluster
 from ops.processes import Child, Children, WorkerWatch, environment
 from schemas.records import StageName
 from streams.errors import UserError
@@ -30,7 +28,9 @@ __all__ = ["Fleet", "Member"]
 
 _START_TIMEOUT_S: Final = 240.0
 _POLL_S: Final = 0.1
-_ADMIN_TIMEOUT_S: Final = 3.0
+_STABLE: Final = "Stable"
+#: A cluster's node needs 2 s; on a busy machine longer.
+_NODE_TIMEOUT_S: Final = 240.0
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,7 @@ class Fleet:
         self._children = Children()
         self._broker: EmbeddedBroker | None = None
         self._watch: WorkerWatch | None = None
-        self._admin: AdminClient | None = None
+        self._cluster: Cluster | None = None
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------ from start to end
@@ -135,7 +135,8 @@ class Fleet:
             self._override(bootstrap_servers=self._broker.bootstrap_servers)
         ensure_topics(self.settings)
         self._watch = WorkerWatch(self.settings)
-        self._admin = AdminClient({"bootstrap.servers": self.settings.bootstrap_servers, "log_level": 0, "error_cb": lambda _error: None})
+        self._cluster = Cluster(self.settings.bootstrap_servers)
+        self._cluster.start()
         for copy in range(self._workers):
             for stage in STAGES:
                 self.start(self.worker(stage, copy))
@@ -151,6 +152,9 @@ class Fleet:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
         if self._broker is not None:
             self._broker.stop()
             self._broker = None
@@ -158,6 +162,12 @@ class Fleet:
     def _override(self, **overrides: Any) -> None:
         self._overrides |= overrides
         self.settings = self.settings.model_copy(update=overrides)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Answers questions about the groups and the brokers."""
+        assert self._cluster is not None  # noqa: S101 entered
+        return self._cluster
 
     # ------------------------------------------------------------------ members
 
@@ -293,20 +303,14 @@ class Fleet:
         """Return a stage's consumer group."""
         return f"{self.settings.namespace}.{stage}"
 
-    def owned(self, stage: StageName) -> dict[str, tuple[int, ...]]:
+    def owned(self, stage: StageName) -> Mapping[str, tuple[int, ...]]:
         """Return which partitions each worker's present life owns, by the group's own account; nothing while the group is not stable."""
-        assert self._admin is not None  # noqa: S101 entered
-        try:
-            (described,) = self._admin.describe_consumer_groups([self.group(stage)], request_timeout=_ADMIN_TIMEOUT_S).values()
-            group = described.result()
-        except KafkaException:
-            return {}
-        if group.state.name != "STABLE":
-            return {}
-        return {
-            member.client_id: tuple(sorted(partition.partition for partition in member.assignment.topic_partitions))
-            for member in group.members
-        }
+        group = self.cluster.group(self.group(stage))
+        return group.owned if group.state == _STABLE else {}
+
+    def joins(self, stage: StageName) -> bool:
+        """Return whether somebody is being let into a stage's group, or let out."""
+        return self.cluster.group(self.group(stage)).state not in (_STABLE, "")
 
     # ------------------------------------------------------------------ brokers
 
@@ -317,21 +321,18 @@ class Fleet:
 
     def node_of_role(self, role: str, busy_partition: int) -> Node:
         """Return the broker that leads a partition of the audio, coordinates the group of the recognisers, or is the controller."""
-        assert self._admin is not None  # noqa: S101 entered
-        node_id = 1
+        node_id: int | None = None
         if role == "controller":
             state = self.nodes[0].folder / "data" / "__cluster_metadata-0" / "quorum-state"
             node_id = int(json.loads(state.read_text())["leaderId"])
         elif role == "coordinator":
-            (described,) = self._admin.describe_consumer_groups([self.group("inference")], request_timeout=_ADMIN_TIMEOUT_S).values()
-            node_id = described.result().coordinator.id
+            node_id = self.cluster.coordinator(self.group("inference"))
         elif role == "leader":
-            name = f"{self.settings.namespace}.audio"
-            node_id = self._admin.list_topics(name, timeout=_ADMIN_TIMEOUT_S).topics[name].partitions[busy_partition].leader
-        return next(node for node in self.nodes if node.node_id == node_id)
+            node_id = self.cluster.leader(f"{self.settings.namespace}.audio", busy_partition)
+        return next((node for node in self.nodes if node.node_id == node_id), self.nodes[0])
 
     def restart_node(self, node: Node) -> None:
         """Start a killed broker again and wait until the cluster answers with all of them."""
         assert self._broker is not None  # noqa: S101 only its nodes are killed
         node.start()
-        self._broker.wait_ready()
+        self._broker.wait_ready(_NODE_TIMEOUT_S)

@@ -12,14 +12,13 @@ from typing import Final, Self
 
 import numpy as np
 import psutil
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from ops.chaos.cluster import Cluster
 
 __all__ = ["Growth", "Health", "Lag", "Sample", "growths"]
 
 _LOOK_S: Final = 2.0
 _LAG_LOOK_S: Final = 5.0
-_ADMIN_TIMEOUT_S: Final = 3.0
 _US_PER_S: Final = 1_000_000
 #: A process that has just begun is filling its buffers; one that lives on shorter than this is not judged.
 _WARM_S: Final = 30.0
@@ -71,8 +70,8 @@ class Health:
     """Samples in a thread; a context manager.
 
     Args:
-        bootstrap_servers: the brokers.
-        groups: the topic that each consumer group reads, by group.
+        cluster: tells of the commits.
+        groups: the consumer groups.
         processes: returns the processes to look at now, by the name of their present life.
 
     Attributes:
@@ -80,12 +79,12 @@ class Health:
         lags: of the groups.
     """
 
-    def __init__(self, bootstrap_servers: str, groups: Mapping[str, str], processes: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, cluster: Cluster, groups: Sequence[str], processes: Callable[[], Mapping[str, int]]) -> None:
         self.samples: list[Sample] = []
         self.lags: list[Lag] = []
-        self._groups = dict(groups)
+        self._groups = tuple(groups)
         self._processes = processes
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0, "error_cb": lambda _error: None})
+        self._cluster = cluster
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._look, name="health", daemon=True)
 
@@ -99,21 +98,12 @@ class Health:
 
     def lag_now(self) -> list[Lag]:
         """Return how far every group is behind on every partition that it has committed; nothing where the brokers do not answer."""
-        lags = []
         now_us = time.time_ns() // 1_000
-        for group, topic in self._groups.items():
-            try:
-                (answer,) = self._admin.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(group)], request_timeout=_ADMIN_TIMEOUT_S
-                ).values()
-                committed = {each.partition: each.offset for each in answer.result().topic_partitions if each.topic == topic}
-                wanted = {TopicPartition(topic, number): OffsetSpec.latest() for number in committed}  # type: ignore[no-untyped-call]
-                ends = self._admin.list_offsets(wanted, request_timeout=_ADMIN_TIMEOUT_S) if wanted else {}
-                for each, answered in ends.items():
-                    end = answered.result().offset
-                    lags.append(Lag(now_us, topic, each.partition, end - committed[each.partition], end))
-            except KafkaException:
-                continue
+        lags = []
+        for group in self._groups:
+            committed = self._cluster.committed(group)
+            ends = self._cluster.ends(list(committed)) if committed else {}
+            lags += [Lag(now_us, topic, number, end - committed[topic, number], end) for (topic, number), end in ends.items()]
         return lags
 
     def _look(self) -> None:

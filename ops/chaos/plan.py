@@ -133,7 +133,7 @@ def make_plan(kills: int, seed: int, kinds: Sequence[Kind], *, brokers: int = 1,
 
 
 def _strike(kind: Kind, stage: Stage | None, rng: random.Random, *, brokers: int, workers: int, recorders: int) -> Strike:
-    stages = (stage,) if stage else ()
+    stages: tuple[Stage, ...] = (stage,) if stage else ()
     if kind == "pair":
         stages = tuple(rng.sample(STAGES, 2))
     elif kind in ("rebalance", "rolling", "join", "freeze"):

@@ -187,10 +187,12 @@ def draw(outcome: Outcome, path: Path) -> None:
         gaps = np.flatnonzero(np.diff(answers.captured_us) > _US_PER_S)
         axes.hlines(np.full(len(gaps), row), at_s[gaps], at_s[gaps + 1], color="0.8", linewidth=1)
     for times in outcome.times:
-        at_s = (times.mark.at_us - outcome.begun_us) / _US_PER_S
+        struck_s = (times.mark.at_us - outcome.begun_us) / _US_PER_S
         colour = _COLOURS[times.mark.what]
-        axes.axvline(at_s, color=colour, linewidth=0.8, alpha=0.8)
-        axes.text(at_s, len(channels) - 0.3, f"{times.mark.what} {times.mark.target}", rotation=90, fontsize=6, color=colour, va="bottom")
+        axes.axvline(struck_s, color=colour, linewidth=0.8, alpha=0.8)
+        axes.text(
+            struck_s, len(channels) - 0.3, f"{times.mark.what} {times.mark.target}", rotation=90, fontsize=6, color=colour, va="bottom"
+        )
     if shown is not None:
         figure.colorbar(shown, ax=axes, label="frame latency in ms", pad=0.01)
     axes.set(

@@ -181,14 +181,11 @@ class Chaos:
                 fleet.start(fleet.gateway())
             servers, namespace = fleet.settings.bootstrap_servers, fleet.settings.namespace
             tap = stack.enter_context(Tap(servers, namespace, self._decoder))
-            groups = {
-                fleet.group(stage): f"{namespace}.{topic}" for stage, topic in zip(STAGES, ("audio", "speech", "features"), strict=True)
-            }
             self._on_progress("The undisturbed run")
             self._play_all("undisturbed", {str(1 + number): (Planned(file.name),) for number, file in enumerate(self._files)})
             self._wait_closed(tap)
             self._learn_segments()
-            health = stack.enter_context(Health(servers, groups, self._processes))
+            health = stack.enter_context(Health(fleet.cluster, [fleet.group(stage) for stage in STAGES], self._processes))
             begun_us, ended_us = self._disturbed_run()
             self._wait_closed(tap)
             self._on_progress("The cut calls once more, undisturbed")
@@ -378,12 +375,18 @@ class Chaos:
         self._fleet.wait_gone(first)
         survivor = self._rng.choice([member for member in self._fleet.workers(stage) if member is not first])
         remaining = {member.life for member in self._fleet.workers(stage) if member is not first}
-        self._wait_for(lambda: self._fleet.owned(stage).keys() == remaining)
-        owned = self._owned(stage, survivor)
+        owned: Mapping[str, tuple[int, ...]] = {}
+
+        def alone() -> bool:
+            nonlocal owned
+            owned = self._fleet.owned(stage)
+            return owned.keys() == remaining
+
+        self._wait_for(alone)
         self._fleet.start(first)
         # The group is not stable for the moment in which it lets the successor in.
-        self._wait_for(lambda: not (members := self._fleet.owned(stage)) or first.life in members)
-        self._strike_workers(strike, {survivor: owned}, note="while a successor joins")
+        self._wait_for(lambda: self._fleet.joins(stage))
+        self._strike_workers(strike, {survivor: owned.get(survivor.life, ())}, note="while a successor joins")
         self._restart(strike, [survivor])
 
     def _broker(self, strike: Strike) -> None:

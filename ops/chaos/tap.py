@@ -75,7 +75,7 @@ class Tap:
                 if message is None or message.error():
                     continue
                 if message.topic() == coverage:
-                    self.read_us[message.partition(), message.offset()] = time.time_ns() // 1_000
+                    self.read_us[int(message.partition() or 0), int(message.offset() or 0)] = time.time_ns() // 1_000
                     continue
                 _, fields = self._decoder.decode(message.value())
                 if fields.get("state") == "closed":
