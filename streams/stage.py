@@ -64,6 +64,8 @@ _GATHER_S: Final = 0.005
 _COMMIT_INTERVAL_S: Final = 0.05
 _REFUSED_WAIT_S: Final = 0.3
 _DRAIN_TIMEOUT_S: Final = 2.0
+#: A step, or a request to the broker, takes less; what does not settle within this time will not.
+_DRAIN_QUIET_S: Final = 0.3
 _LOOK_S: Final = 1.0
 #: Commits that are refused for this long, though no rebalance brings a new assignment: the stage asks for its assignment itself.
 _RECLAIM_AFTER_S: Final = 5.0
@@ -696,12 +698,20 @@ class Stage(Service, Emitter):
         return busy_s
 
     async def drain(self) -> None:
-        """Take no more, finish what was taken, and commit: the next owner begins where this one stops."""
+        """Take no more, finish what was taken, and commit: the next owner begins where this one stops.
+
+        What waits for inputs that are not taken any more, such as an open segment, is the next owner's: nobody else answers meanwhile.
+        """
         self._draining = True
-        deadline_s = time.monotonic() + _DRAIN_TIMEOUT_S
-        while time.monotonic() < deadline_s and self.open_inputs:
+        now_s = settled_s = time.monotonic()
+        deadline_s = now_s + _DRAIN_TIMEOUT_S
+        left = self.open_inputs
+        while left and now_s < min(deadline_s, settled_s + _DRAIN_QUIET_S):
             self._wake.set()
             await asyncio.sleep(_BACKPRESSURE_WAIT_S)
+            now_s = time.monotonic()
+            if (open_inputs := self.open_inputs) != left:
+                left, settled_s = open_inputs, now_s
         try:
             await self.commit_settled()
             self._capture(0.0)
