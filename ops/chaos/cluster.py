@@ -79,6 +79,13 @@ class Cluster:
         leaders = {each["partition"]: each["leader"] for topic in described for each in topic["partitions"]}
         return leaders.get(partition)
 
+    def short_of_copies(self) -> int:
+        """Return how many partitions have fewer copies in step than they should; 1 while the brokers do not say."""
+        described = self._asked(self._admin.describe_topics())
+        if described is None:
+            return 1
+        return sum(len(each["isr"]) < len(each["replicas"]) for topic in described for each in topic["partitions"])
+
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """Return a group's committed offsets, by topic and partition; nothing while the brokers do not say."""
         offsets = self._asked(self._admin.list_consumer_group_offsets(group)) or {}

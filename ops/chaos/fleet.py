@@ -111,6 +111,7 @@ class Fleet:
         self._watch: WorkerWatch | None = None
         self._cluster: Cluster | None = None
         self._lock = threading.Lock()
+        self._known: dict[StageName, Mapping[str, tuple[int, ...]]] = {}
 
     # ------------------------------------------------------------------ from start to end
 
@@ -296,6 +297,8 @@ class Fleet:
         missing = [member.name for member in workers if member.pid is None or member.life not in running]
         if missing:
             return missing
+        if len(self.nodes) > 1 and (short := self.cluster.short_of_copies()):
+            return [f"copies of {short} partitions"]
         members = {stage: self.owned(stage) for stage in STAGES}
         return [member.name for member in workers if member.stage and not members[member.stage].get(member.life)]
 
@@ -306,7 +309,14 @@ class Fleet:
     def owned(self, stage: StageName) -> Mapping[str, tuple[int, ...]]:
         """Return which partitions each worker's present life owns, by the group's own account; nothing while the group is not stable."""
         group = self.cluster.group(self.group(stage))
-        return group.owned if group.state == _STABLE else {}
+        if group.state != _STABLE:
+            return {}
+        self._known[stage] = group.owned
+        return group.owned
+
+    def owned_lately(self, stage: StageName) -> Mapping[str, tuple[int, ...]]:
+        """Return the same as of the last moment in which the group was stable."""
+        return self.owned(stage) or self._known.get(stage, {})
 
     def joins(self, stage: StageName) -> bool:
         """Return whether somebody is being let into a stage's group, or let out."""

@@ -449,7 +449,7 @@ class Chaos:
         return [workers[strike.number % len(workers)] for workers in map(self._fleet.workers, strike.stages)]
 
     def _owned(self, stage: Stage, member: Member) -> tuple[int, ...]:
-        return self._fleet.owned(stage).get(member.life, ())
+        return self._fleet.owned_lately(stage).get(member.life, ())
 
     def _strike_workers(self, strike: Strike, victims: Mapping[Member, tuple[int, ...]], note: str = "") -> None:
         partitions = tuple({number for owned in victims.values() for number in owned})
