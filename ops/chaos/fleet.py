@@ -16,18 +16,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
 from ops.broker import EmbeddedBroker, Node
 from ops.chaos.cluster import Cluster
 from ops.processes import Child, Children, WorkerWatch, environment
 from schemas.records import StageName
 from streams.errors import UserError
+from streams.kafka import admin_client
 from streams.settings import STAGES, Settings
 from streams.topic_admin import ensure_topics
+from streams.topics import TOPICS
 
 __all__ = ["Fleet", "Member"]
 
 _START_TIMEOUT_S: Final = 240.0
 _POLL_S: Final = 0.1
+#: Longer than any run: a day.
+_VERSIONS_KEPT_MS: Final = 24 * 3_600_000
 _STABLE: Final = "Stable"
 #: A cluster's node needs 2 s; on a busy machine longer.
 _NODE_TIMEOUT_S: Final = 240.0
@@ -135,6 +141,7 @@ class Fleet:
             self._broker.start()
             self._override(bootstrap_servers=self._broker.bootstrap_servers)
         ensure_topics(self.settings)
+        self._keep_every_version()
         self._watch = WorkerWatch(self.settings)
         self._cluster = Cluster(self.settings.bootstrap_servers)
         self._cluster.start()
@@ -142,6 +149,18 @@ class Fleet:
             for stage in STAGES:
                 self.start(self.worker(stage, copy))
         self.wait_whole()
+
+    def _keep_every_version(self) -> None:
+        """Keep compacted topics from being compacted during the run: what was overwritten is to be checked too."""
+        admin = admin_client(self.settings)
+        entry = ConfigEntry("min.compaction.lag.ms", str(_VERSIONS_KEPT_MS), incremental_operation=AlterConfigOpType.SET)
+        resources = [
+            ConfigResource(ResourceType.TOPIC, topic.full_name(self.settings), incremental_configs=[entry])
+            for topic in TOPICS
+            if "compact" in topic.cleanup
+        ]
+        for altered in admin.incremental_alter_configs(resources).values():
+            altered.result()
 
     def stop(self) -> None:
         """End everything."""
