@@ -11,10 +11,10 @@ import logging
 import math
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from streams.errors import UserError
@@ -27,6 +27,7 @@ __all__ = [
     "MissingTopicError",
     "UnreachableError",
     "admin_client",
+    "aiokafka_client_config",
     "aiokafka_producer_config",
     "asked",
     "broker_credentials",
@@ -36,6 +37,7 @@ __all__ = [
     "idempotent_producer_config",
     "partitions_of",
     "plain_consumer",
+    "read_to_end",
     "ssl_context",
     "start_offsets",
     "translated",
@@ -47,6 +49,10 @@ log = logging.getLogger(__name__)
 
 #: The largest record: 50,000 hotwords with their boosts take about 1.5 MB.
 MAX_RECORD_BYTES: Final = 8 * 2**20
+_NO_LEADER_WAIT_S: Final = 0.1
+#: How long reading to the end waits at once, and for a cluster that has more to send.
+_READ_POLL_S: Final = 0.5
+_READ_SILENT_S: Final = 30.0
 #: A commanded question to the cluster; a person is waiting.
 _ADMIN_TIMEOUT_S: Final = 5.0
 #: How long a fetch waits for the first byte; a record that arrives in between is returned at once. (Waiting for more bytes is no saving:
@@ -103,6 +109,7 @@ _NO_ACCESS: Final = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
+_NO_LEADER_YET: Final = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 _NO_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 
 
@@ -190,16 +197,14 @@ def idempotent_producer_config(settings: Settings) -> dict[str, Any]:
     }
 
 
-def aiokafka_producer_config(settings: Settings) -> dict[str, Any]:
-    """Return the configuration of an aiokafka producer that sends at once; :class:`streams.outbox.Outbox` says how long it tries."""
+def aiokafka_client_config(settings: Settings) -> dict[str, Any]:
+    """Return what every aiokafka client of this system is configured with."""
     config: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.namespace,
         "security_protocol": settings.security_protocol,
         "ssl_context": ssl_context(settings),
-        "linger_ms": _STAGE_LINGER_MS,
         "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-        "max_request_size": MAX_RECORD_BYTES,
         "retry_backoff_ms": _RECONNECT_MS,
     }
     if settings.security_protocol.startswith("SASL"):
@@ -209,6 +214,11 @@ def aiokafka_producer_config(settings: Settings) -> dict[str, Any]:
             "sasl_plain_password": settings.sasl_password.get_secret_value(),
         }
     return config
+
+
+def aiokafka_producer_config(settings: Settings) -> dict[str, Any]:
+    """Return the configuration of an aiokafka producer that sends at once; :class:`streams.outbox.Outbox` says how long it tries."""
+    return aiokafka_client_config(settings) | {"linger_ms": _STAGE_LINGER_MS, "max_request_size": MAX_RECORD_BYTES}
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
@@ -313,8 +323,16 @@ def _offsets(settings: Settings, partitions: Sequence[TopicPartition], spec: Off
         return {}
 
     def question(client: AdminClient) -> dict[tuple[str, int], int]:
-        answers = client.list_offsets(wanted, request_timeout=timeout_s)
-        return {(partition.topic, partition.partition): answer.result().offset for partition, answer in answers.items()}
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            answers = client.list_offsets(wanted, request_timeout=timeout_s)
+            try:
+                return {(partition.topic, partition.partition): answer.result().offset for partition, answer in answers.items()}
+            except KafkaException as failure:
+                # A leader that has just been chosen does not know it at once.
+                if failure.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(_NO_LEADER_WAIT_S)
 
     return asked(settings, "tell its offsets", question)
 
@@ -386,3 +404,59 @@ def plain_consumer(
         ]
     )
     return consumer
+
+
+def read_to_end(
+    settings: Settings,
+    topics: Iterable[Topic],
+    *,
+    partitions: Collection[int] | None = None,
+    start: Literal["beginning"] | int = "beginning",
+    config: Mapping[str, Any] | None = None,
+) -> Iterator[Message]:
+    """Yield what is on topics now, tombstones included, each partition in its order.
+
+    Args:
+        settings: where the brokers are.
+        topics: the topics.
+        partitions: numbers of the partitions; unset: all.
+        start: with what to begin: what is oldest, or what was appended from a Unix time in ms on.
+        config: further settings, named as librdkafka names them.
+
+    Raises:
+        MissingTopicError: a topic does not exist.
+        ClusterError: the cluster does not answer, or sends nothing any more.
+    """
+    wanted = [found for found in partitions_of(settings, topics) if partitions is None or found.partition in partitions]
+    ends = end_offsets(settings, wanted)
+    starts = start_offsets(settings, wanted, start)
+    left = {key: end for key, end in ends.items() if starts[key] < end and end > 0}
+    wanted = [TopicPartition(topic, number, starts[topic, number]) for topic, number in left]
+    if not wanted:
+        return
+    consumer = plain_consumer(settings, wanted, start, {"enable.partition.eof": True, **(config or {})})
+    heard_s = time.monotonic()
+    try:
+        while left:
+            message = consumer.poll(_READ_POLL_S)
+            if message is None:
+                if time.monotonic() - heard_s > _READ_SILENT_S:
+                    names = ", ".join(sorted({topic for topic, _ in left}))
+                    raise UnreachableError(f"Kafka at {settings.bootstrap_servers} sent nothing of {names} for {_READ_SILENT_S:.0f} s")
+                continue
+            heard_s = time.monotonic()
+            key = str(message.topic()), int(message.partition() or 0)
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    left.pop(key, None)
+                elif error.fatal():
+                    raise translated(error, settings, f"read {key[0]}")
+                continue
+            offset = int(message.offset() or 0)
+            if key in left and offset < left[key]:
+                yield message
+            if key in left and offset >= left[key] - 1:
+                del left[key]
+    finally:
+        consumer.close()
