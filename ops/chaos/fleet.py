@@ -105,9 +105,10 @@ class Fleet:
         on_progress: Callable[[str], None] = lambda _message: None,
     ) -> None:
         self.folder = folder
-        self.settings = settings.model_copy(update=dict(overrides))
+        # Nothing is shared with what else runs here: spools, workers' files.
+        self.settings = settings.model_copy(update={**overrides, "data_dir": folder})
         self.members: dict[str, Member] = {}
-        self._overrides = dict(overrides)
+        self._overrides = {**overrides, "data_dir": folder}
         self._workers = workers
         self._nodes = nodes
         self._worker_command = tuple(worker_command)
@@ -195,7 +196,7 @@ class Fleet:
         """Return a worker of a stage; a new one is not started yet."""
         name = f"{stage}-{copy}"
         if name not in self.members:
-            self.members[name] = Member(name, stage, self._worker_command, {"stage": stage, "data_dir": self.folder, "metrics_port": 0})
+            self.members[name] = Member(name, stage, self._worker_command, {"stage": stage, "metrics_port": 0})
         return self.members[name]
 
     def workers(self, stage: StageName) -> list[Member]:

@@ -174,7 +174,7 @@ class _Player:
 def main(arguments: list[str]) -> int:
     """Play what a task says."""
     task = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Task)
-    with Recorder(load_settings(), keep_spans=False) as recorder:
+    with Recorder(load_settings(), keep_spans=False, spool=True) as recorder:
         player = _Player(task, recorder)
         signal.signal(signal.SIGTERM, player.stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
