@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 SCHEMAS = Path(__file__).parents[3] / "schemas"
 CHANNELS = 4
-CALL_S = 24.0
+CALL_S = 20.0
+SHORT_CALL_S = 12.0
 FREEZE_S = 10.0
 FULL = 12
 PATIENCE_S = 240.0
@@ -54,9 +55,9 @@ class System:
         self.folder = folder
         self.decoder = Decoder(SCHEMAS)
 
-    def play(self, meanwhile: Callable[[], None] = lambda: None) -> list[SessionReport]:
+    def play(self, meanwhile: Callable[[], None] = lambda: None, seconds: float = CALL_S) -> list[SessionReport]:
         """Play the same calls, one on each channel, do something meanwhile, and wait until all of it is transcribed."""
-        calls = [assemble(1, CALL_S, telephone=False, rng=np.random.default_rng(number)) for number in range(CHANNELS)]
+        calls = [assemble(1, seconds, telephone=False, rng=np.random.default_rng(number)) for number in range(CHANNELS)]
         with Recorder(self.fleet.settings) as recorder:
             playbacks = [recorder.play(MemorySource(call.parties[0].payload(), "call"), str(number)) for number, call in enumerate(calls)]
             time.sleep(4)
@@ -89,9 +90,7 @@ class System:
     def generation(self, group: str) -> int:
         """Return a group's generation, as the brokers keep it: it counts every rebalance."""
         servers = self.fleet.settings.bootstrap_servers
-        consumer = Consumer(
-            {"bootstrap.servers": servers, "group.id": "test", "enable.partition.eof": True, "exclude.internal.topics": False}
-        )
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", "enable.partition.eof": True})
         numbers = consumer.list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"].partitions
         consumer.assign([TopicPartition("__consumer_offsets", number, OFFSET_BEGINNING) for number in numbers])
         generation, left = -1, len(numbers)
@@ -221,7 +220,7 @@ def test_a_held_gil_in_the_engine_and_a_busy_processor_evict_nobody(system: Syst
         assert [burner.wait() for burner in burners] == [0] * len(burners)
         wait_until(lambda: not (system.folder / "hold").exists(), "the end of the held GIL")
 
-    reports = system.play(hold_up)
+    reports = system.play(hold_up, SHORT_CALL_S)
     assert {group: system.generation(group) for group in groups} == before
     assert all(report.frames_lost == 0 for report in reports)
     answered: dict[str, set[tuple[int, int]]] = {}
