@@ -123,12 +123,16 @@ class LatencyWindow:
     def add(self, arrived_us: int, latency: float) -> None:
         """Add a latency in ms."""
         self._values.append((arrived_us, latency))
+        self._forget(arrived_us)
 
     def values_ms(self, now_us: int) -> list[float]:
         """Return the latencies that count now, in ms, ascending."""
+        self._forget(now_us)
+        return sorted(latency for _, latency in self._values)
+
+    def _forget(self, now_us: int) -> None:
         while self._values and self._values[0][0] < now_us - self._span_us:
             self._values.popleft()
-        return sorted(latency for _, latency in self._values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +349,12 @@ class Results:
     def forget(self, session_id: str) -> None:
         """Drop a session's view."""
         self.sessions.pop(session_id, None)
+
+    def forget_before(self, closed_us: int, open_us: int) -> None:
+        """Drop the views of sessions that nothing was read of since a Unix time: the one for closed sessions, the other for all else."""
+        for view in list(self.sessions.values()):
+            if view.touched_us < (closed_us if view.state == "closed" else open_us):
+                self.forget(view.session_id)
 
     def _is_fenced(self, view: SessionView, record: SessionRecord, stage: str = "inference") -> bool:
         # Each topic has its own order, so each kind of record its own fence: a state read after a newer partial is not a zombie's.

@@ -35,6 +35,9 @@ __all__ = ["Output", "json_output", "line_output", "printable", "terminal_output
 _RECENT_MS: Final = 60_000
 #: Who speaks is said when a session starts; calls are shorter than this.
 _SESSION_MS: Final = 24 * 3_600_000
+#: Sessions are forgotten when nothing was read of them for so long: repeats of what a takeover writes again come sooner.
+_CLOSED_KNOWN_US: Final = 10 * 60 * 1_000_000
+_OPEN_KNOWN_US: Final = _SESSION_MS * 1_000
 _REDRAW_S: Final = 0.2
 #: Columns of a terminal, so that texts stand below each other: 12:34:56, and a channel with its party.
 _CLOCK_CELLS: Final = 8
@@ -128,6 +131,9 @@ def _follow(settings: Any, wanted: Any, output: Output, *, from_start: bool, fol
                         if live and change is not None and _wants(wanted, change.session):
                             output.change(change)
             output.tick()
+            if live:
+                now_us = time.time_ns() // 1_000
+                results.forget_before(now_us - _CLOSED_KNOWN_US, now_us - _OPEN_KNOWN_US)
     finally:
         reader.stop()
 

@@ -54,7 +54,7 @@ _PING_S: Final = 30.0
 _TICK_S: Final = 1.0
 #: How long a client may take over closing; one that is too slow to read is likely too slow to answer.
 _CLOSE_S: Final = 2.0
-#: How long a closed session stays on the page.
+#: How long a closed session stays on the page, at most.
 _CLOSED_SHOWN_US: Final = 10 * 60 * 1_000_000
 _SNAPSHOT_SEGMENTS: Final = 50
 _SNAPSHOT_SEGMENTS_MOST: Final = 1_000
@@ -156,10 +156,11 @@ class Gateway:
         self.feed.publish_latency(lambda wanted: self._latencies(wanted, now_us))
         history_us = self.settings.gateway_history_ms * 1_000
         for view in list(self.results.sessions.values()):
-            if view.session_id in self._told and not _is_shown(view, now_us):
+            is_old = view.touched_us < now_us - history_us
+            if view.session_id in self._told and (is_old or not self._is_shown(view, now_us)):
                 self._told.discard(view.session_id)
                 self.feed.publish_lasting(GoneMessage(cursor="", **_owner(view)))
-            if view.touched_us < now_us - max(history_us, _CLOSED_SHOWN_US):
+            if is_old:
                 self.results.forget(view.session_id)
 
     async def _take(self, batch: Sequence[Received]) -> None:
@@ -179,7 +180,7 @@ class Gateway:
     def _tell(self, change: Change) -> None:
         view = change.session
         now_us = _now_us()
-        if change.kind == "session" or (view.session_id not in self._told and _is_shown(view, now_us)):
+        if change.kind == "session" or (view.session_id not in self._told and self._is_shown(view, now_us)):
             self._told.add(view.session_id)
             self.feed.publish_session(SessionMessage(session=session_info(view, now_us)))
         match change.kind:
@@ -305,7 +306,11 @@ class Gateway:
         return web.Response(body=generate_latest(self.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _shown(self, now_us: int) -> list[SessionView]:
-        return [view for view in self.results.sessions.values() if _is_shown(view, now_us)]
+        return [view for view in self.results.sessions.values() if self._is_shown(view, now_us)]
+
+    def _is_shown(self, view: SessionView, now_us: int) -> bool:
+        shown_us = min(_CLOSED_SHOWN_US, self.settings.gateway_history_ms * 1_000)
+        return view.state != "closed" or now_us - view.touched_us < shown_us
 
     def _latencies(self, wanted: Filter, now_us: int) -> LatencyMessage:
         views = [
@@ -379,10 +384,6 @@ def _is_any(host: str) -> bool:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _is_shown(view: SessionView, now_us: int) -> bool:
-    return view.state != "closed" or now_us - view.touched_us < _CLOSED_SHOWN_US
 
 
 def _owner(view: SessionView) -> dict[str, str]:

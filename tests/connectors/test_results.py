@@ -316,6 +316,27 @@ def test_a_latency_counts_for_the_span_of_its_window() -> None:
     assert window.values_ms(1_001) == [3.0]
 
 
+def test_a_window_that_nobody_asks_keeps_no_more_than_its_span() -> None:
+    """A session's latencies are asked for while somebody looks at it: one that nobody looks at must not pile them up."""
+    window = LatencyWindow(span_us=1_000)
+    for at_us in range(0, 100_000, 100):
+        window.add(at_us, 1.0)
+    assert len(window._values) == 11
+
+
+def test_sessions_that_nothing_is_read_of_any_more_are_forgotten() -> None:
+    results = Results()
+    results.apply(session_state(0, session="closed"), NOW_US)
+    results.apply(session_state(0, "closed", session="closed"), NOW_US + 10)
+    results.apply(session_state(0, session="open"), NOW_US)
+    results.forget_before(NOW_US + 10, NOW_US)
+    assert set(results.sessions) == {"closed", "open"}
+    results.forget_before(NOW_US + 11, NOW_US)
+    assert set(results.sessions) == {"open"}
+    results.forget_before(NOW_US + 11, NOW_US + 1)
+    assert not results.sessions
+
+
 def test_latency_needs_a_capture_stamp_and_is_never_negative() -> None:
     assert latency_ms(0, NOW_US) is None
     assert latency_ms(NOW_US + 5, NOW_US) == 0.0

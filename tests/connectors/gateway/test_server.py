@@ -280,6 +280,21 @@ async def test_closed_sessions_leave_the_page_and_old_ones_the_memory(here: tupl
         assert caller.session_id not in gateway.results.sessions
 
 
+async def test_a_call_that_nobody_closed_leaves_with_the_history(party: Any) -> None:
+    """Neither the session nor the note that it was shown stays behind; and a short history also shortens what is shown."""
+    async with serve(load_settings(gateway_port=0, gateway_history_ms=60_000), read=False) as (gateway, url):
+        gateway.catch_up()
+        open_call, closed_call = party(), party(channel="2", conversation="call-2")
+        feed_to(gateway, open_call.state(), closed_call.state(), closed_call.state("closed", seconds=5))
+        async with connected(url) as client:
+            assert len((await client.next())["sessions"]) == 2
+            gateway.tick(time.time_ns() // 1_000 + 61_000_000)
+            gone = {(await client.next("gone"))["session_id"] for _ in range(2)}
+            assert gone == {open_call.session_id, closed_call.session_id}
+        assert not gateway.results.sessions
+        assert not gateway._told
+
+
 # --- who may ask
 
 
