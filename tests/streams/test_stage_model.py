@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
+from aiokafka.structs import TopicPartition
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from prometheus_client import REGISTRY
 
 from schemas import (
     AudioFrame,
@@ -38,6 +40,7 @@ from schemas import (
 from streams import topics
 from streams.checkpoint import CommitRefusedError, Committed, Snapshot
 from streams.core import Core, Emitter, Input, SessionKey, SessionState
+from streams.groups import moved
 from streams.settings import Settings
 from streams.stage import Route, Stage
 from streams.topics import Topic
@@ -47,6 +50,7 @@ FRAMES_A_SEGMENT = 3
 #: Frames that the ear must hear again before it hears as it did.
 WARM_FRAMES = 2
 NOT_OURS = b"something else"
+POISON = b"poison"
 SEEDS = 100
 EVENTS = 400
 T = TypeVar("T")
@@ -127,6 +131,8 @@ class Ear(Gated):
     def _hear(self, each: Input, session: EarSession) -> None:
         record, said = each.record, list[FlowRecord]()
         if isinstance(record, AudioFrame):
+            if record.payload.startswith(POISON):
+                raise ValueError("this cannot be heard")
             if not each.warm:
                 session.state = digest(session.state, record.payload, *session.ring)
                 said.append(chunk_of(record, session))
@@ -307,8 +313,10 @@ class Group:
 class Kafka:
     """Logs and groups."""
 
-    def __init__(self, partitions: int) -> None:
-        self.settings = Settings(partitions=partitions, snapshot_max_bytes=32_767, namespace="asr")
+    def __init__(self, partitions: int, snapshot_max_bytes: int) -> None:
+        self.settings = Settings(partitions=partitions, snapshot_max_bytes=snapshot_max_bytes, namespace="asr")
+        #: Commits that will fail, whoever makes them.
+        self.failing_commits = 0
         self.logs: dict[str, list[list[Entry]]] = defaultdict(lambda: [[] for _ in range(partitions)])
         self.starts: dict[tuple[str, int], int] = defaultdict(int)
         self.groups: dict[str, Group] = defaultdict(Group)
@@ -390,6 +398,9 @@ class Worker:
         return self.generation
 
     async def commit(self, offsets: Mapping[Any, Committed], generation: int) -> None:
+        if self.kafka.failing_commits:
+            self.kafka.failing_commits -= 1
+            raise CommitRefusedError("no coordinator")
         for tp in offsets:
             if generation != self.generation:
                 raise CommitRefusedError("the client has joined another generation")
@@ -397,6 +408,10 @@ class Worker:
                 raise CommitRefusedError("not the owner")
         for tp, each in offsets.items():
             self.group.committed[tp.partition] = each
+
+    def assignment(self) -> set[TopicPartition]:
+        owned = self.group.owners.items() if self.generation == self.group.generation else ()
+        return {TopicPartition(self.stage.source_name, number) for number, owner in owned if owner is self}
 
     # what happens to it
 
@@ -462,6 +477,7 @@ class Worker:
         self.producer.deliver(10_000)
         self.producer.acknowledge(10_000)
         await self.commit_state()
+        await self.stage._reclaim()
         return (dict(self.positions), len(self.producer.waiting), dict(self.group.committed)) != before
 
 
@@ -478,6 +494,7 @@ class Call:
         self._kafka = kafka
         self.name, self.partition = name, partition
         self.payloads: list[bytes] = []
+        self._left_out = 0
         self.over = False
         self._identity = {"channel_id": name, "session_id": name, "conversation_id": "k"}
         self._send(SessionStart(**self._identity, position_samples=0, encoding="pcm_s16le", sample_rate_hz=16_000))
@@ -485,22 +502,34 @@ class Call:
     def speak(self, frames: int = 1) -> None:
         for _ in range(frames):
             payload = f"{self.name}/{len(self.payloads)}".encode()
-            self._send(
-                AudioFrame(
-                    **self._identity,
-                    ordinal=len(self.payloads) + 1,
-                    position_samples=len(self.payloads) * FRAME_SAMPLES,
-                    encoding="pcm_s16le",
-                    sample_rate_hz=16_000,
-                    payload=payload,
-                )
-            )
+            self._send_frame(payload)
             self.payloads.append(payload)
+
+    @property
+    def _next_ordinal(self) -> int:
+        return 1 + len(self.payloads) + self._left_out
+
+    def _send_frame(self, payload: bytes) -> None:
+        self._send(
+            AudioFrame(
+                **self._identity,
+                ordinal=self._next_ordinal - (payload.startswith(POISON)),
+                position_samples=len(self.payloads) * FRAME_SAMPLES,
+                encoding="pcm_s16le",
+                sample_rate_hz=16_000,
+                payload=payload,
+            )
+        )
+
+    def say(self, payload: bytes) -> None:
+        """Send a frame that nothing is expected to follow from."""
+        self._left_out += 1
+        self._send_frame(payload)
 
     def hang_up(self) -> None:
         self.over = True
         position = len(self.payloads) * FRAME_SAMPLES
-        self._send(SessionEnd(**self._identity, ordinal=len(self.payloads) + 1, position_samples=position, reason="hangup"))
+        self._send(SessionEnd(**self._identity, ordinal=self._next_ordinal, position_samples=position, reason="hangup"))
 
     def repeat_last(self) -> None:
         """The recorder's client sends its last record once more, for the broker's answer was lost."""
@@ -516,8 +545,8 @@ class Call:
 class System:
     """The whole: calls, workers of both stages, and the checks at the end."""
 
-    def __init__(self, partitions: int = 2) -> None:
-        self.kafka = Kafka(partitions)
+    def __init__(self, partitions: int = 2, snapshot_max_bytes: int = 32_767) -> None:
+        self.kafka = Kafka(partitions, snapshot_max_bytes)
         self.partitions = partitions
         self.calls: list[Call] = []
         self.workers: dict[str, list[Worker]] = {"vad": [], "inference": []}
@@ -892,3 +921,244 @@ async def test_a_state_captured_while_a_takeover_is_under_way_still_holds_its_se
     await second.commit_state()
     calls[0].speak(FRAMES_A_SEGMENT)
     await system.finish()
+
+
+async def test_a_worker_that_was_frozen_and_is_given_its_partition_back_does_not_commit_its_old_state() -> None:
+    """Its client has joined the new generation, its stage has not heard of it, and there is a state to be committed."""
+    system = System()
+    call = system.call("a", 0)
+    frozen, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(frozen)
+    await system.give_all_to(mind)
+    call.speak(2)
+    await frozen.read(0, 10)
+    await frozen.begin_step()
+    await frozen.end_step()
+    frozen.producer.deliver(100)
+    frozen.producer.acknowledge(100)
+    frozen.stage._capture(0.0)
+    successor = system.start("vad")
+    await system.give_all_to(successor)
+    call.speak(4)
+    await system.settle(successor, mind)
+    owned = Snapshot.unpack(frozen.group.committed[0].metadata)
+    system.assign("vad", {0: frozen, 1: frozen})
+    frozen.hear()
+    assert not await frozen.stage.commit_settled()
+    assert Snapshot.unpack(frozen.group.committed[0].metadata) == owned
+    await frozen.join()
+    assert Snapshot.unpack(frozen.group.committed[0].metadata).epoch == owned.epoch + 1
+    await system.settle(frozen, mind)
+    await system.finish()
+
+
+@pytest.mark.parametrize("stage", ["vad", "inference"])
+async def test_what_a_retrying_client_wrote_twice_is_taken_once(stage: str) -> None:
+    """Everything that a step led to lies on the log two times over, each time in order; so does what the recorder sent."""
+    system = System()
+    calls = [system.call("a", 0), system.call("b", 0)]
+    workers = {name: system.start(name) for name in ("vad", "inference")}
+    for worker in workers.values():
+        await system.give_all_to(worker)
+    for call in calls:
+        call.speak(FRAMES_A_SEGMENT)
+        call.repeat_last()
+    for name in ("vad", stage):
+        await workers[name].read(0, 100)
+        await workers[name].begin_step()
+        await workers[name].end_step()
+        if name == "inference":
+            workers[name].core.finish(10)
+        workers[name].producer.deliver(100)
+    workers[stage].producer.repeat()
+    await system.settle(*workers.values())
+    await system.finish()
+
+
+async def test_an_owner_that_dies_before_its_first_state_leaves_a_beginning() -> None:
+    """It had a partition without a commit, and nothing was there yet: what came then is not skipped."""
+    system = System()
+    first = system.start("vad")
+    await system.give_all_to(first)
+    assert {number: each.offset for number, each in first.group.committed.items()} == {0: 0, 1: 0}
+    system.call("a", 0).speak(2)
+    system.kill(first)
+    await system.finish()
+
+
+async def test_records_that_were_deleted_before_they_were_read_are_told_of_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A group was down for longer than its topic is kept: it goes on with what there is, and the next stage sees what is missing."""
+    system = System()
+    call = system.call("a", 0)
+    ear, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(ear)
+    await system.give_all_to(mind)
+    call.speak(FRAMES_A_SEGMENT)
+    await system.settle(ear, mind)
+    system.kill(ear)
+    call.speak(1)
+    del call.payloads[-1]
+    system.kafka.starts["asr.audio", 0] = len(system.kafka.logs["asr.audio"][0])
+    call._left_out += 1
+    call.speak(2)
+    before = count_of("asr_offset_holes_total", stage="vad", end="deleted")
+    later = system.start("vad")
+    await system.give_all_to(later)
+    await later.read(0, 10)
+    await later.begin_step()
+    await later.end_step()
+    assert count_of("asr_offset_holes_total", stage="vad", end="deleted") == before + 1
+    assert "offsets 2 to 4 were deleted before they were read" in caplog.text
+    later.producer.deliver(100)
+    assert sum(isinstance(each, SpeechChunk) for each in system.kafka.records(topics.SPEECH)) == FRAMES_A_SEGMENT + 2
+
+
+async def test_a_topic_that_was_deleted_and_made_anew_is_read_from_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    """Its offsets begin again: without a look at its end, everything on it would pass for read."""
+    system = System()
+    call = system.call("a", 0)
+    ear, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(ear)
+    await system.give_all_to(mind)
+    call.speak(2 * FRAMES_A_SEGMENT)
+    await system.settle(ear, mind)
+    system.kafka.logs["asr.audio"][0].clear()
+    call.speak(1)
+    ear.stage._watch_lag(0.0)
+    await system.settle(ear, mind)
+    assert "it was made anew, or lost its end" in caplog.text
+    call.speak(2)
+    call.hang_up()
+    successor = system.start("vad")
+    await system.give_all_to(successor)
+    await system.settle(successor, mind)
+    finals = [each for each in system.kafka.records(topics.TRANSCRIPTS) if isinstance(each, Transcript)]
+    # The audio before the cut is gone, so what warms the ear up is: the text may differ, but every frame is heard, and once.
+    assert [(each.segment, each.end_sample) for each in finals] == [
+        (segment, (segment + 1) * FRAMES_A_SEGMENT * FRAME_SAMPLES) for segment in range(3)
+    ]
+    assert [each.finals for each in system.kafka.records(topics.SESSIONS) if isinstance(each, Session)] == [3]
+
+
+async def test_calls_move_to_another_group_and_back_while_both_groups_work() -> None:
+    """The commits are copied, the new workers begin, and the old ones go on for a while: readers heed the new ones only."""
+    system = System()
+    calls = [system.call(f"call-{number}", number % 2) for number in range(4)]
+    workers = {stage: system.start(stage) for stage in ("vad", "inference")}
+    for worker in workers.values():
+        await system.give_all_to(worker)
+    for _ in range(2):
+        for call in calls:
+            call.speak(2)
+        await system.settle(*workers.values())
+        old = dict(workers)
+        for stage in workers:
+            names = {number: TopicPartition("t", number) for number in range(system.partitions)}
+            left = system.kafka.groups[stage]
+            group = system.kafka.groups[stage] = Group()
+            there = moved({names[number]: each for number, each in left.committed.items()}, {})
+            group.committed = {tp.partition: each for tp, each in there.items()}
+            workers[stage] = system.start(stage)
+            await system.give_all_to(workers[stage])
+        for call in calls:
+            call.speak(2)
+        await workers["vad"].read(0, 3)
+        await system.settle(*old.values())
+        await system.settle(*workers.values())
+        for worker in old.values():
+            system.kill(worker)
+    await system.finish()
+
+
+async def test_partitions_whose_first_commit_failed_are_taken_up_without_another_rebalance() -> None:
+    system = System()
+    call = system.call("a", 0)
+    call.speak(2)
+    worker = system.start("vad")
+    system.kafka.failing_commits = 1
+    await system.give_all_to(worker)
+    assert not worker.stage.tenures
+    worker.positions = {0: 0, 1: 0}
+    await worker.read(0, 10)
+    await worker.stage._reclaim()
+    assert sorted(worker.stage.tenures) == [0, 1]
+    assert worker.positions[0] == 0, "what went by meanwhile is read again"
+    await system.finish()
+
+
+async def test_a_state_that_does_not_fit_stops_nobody_and_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Too many calls on one partition: they go on without a commit, which is told, and a successor replays them."""
+    system = System(snapshot_max_bytes=256)
+    calls = [system.call(f"call-{number}", number % 2) for number in range(24)]
+    ear, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(ear)
+    await system.give_all_to(mind)
+    for call in calls:
+        call.speak(4)
+    await system.settle(ear, mind)
+    assert "raise offset.metadata.max.bytes" in caplog.text
+    assert ear.group.committed[0].offset == 0
+    ear.stage._watch_lag(100.0)
+    ear.stage._watch_lag(140.0)
+    assert "nothing was committed for 40 s" in caplog.text
+    assert value_of("asr_committed_lag_seconds", stage="vad") == 40.0
+    system.kill(ear)
+    await system.finish()
+    ended = system.workers["vad"][-1]
+    assert Snapshot.unpack(ended.group.committed[0].metadata).sessions == ()
+
+
+async def test_an_input_at_which_the_core_fails_is_rejected_and_every_channel_goes_on() -> None:
+    """It would end each worker that takes the partition over; channels of the same step and of the same partition lose nothing."""
+    system = System()
+    calls = [system.call(f"call-{number}", number % 2) for number in range(4)]
+    ear, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(ear)
+    await system.give_all_to(mind)
+    for call in calls:
+        call.speak(2)
+    calls[0].say(POISON + b" 1")
+    calls[1].say(POISON + b" 2")
+    calls[0].say(POISON + b" 3")
+    for call in calls:
+        call.speak(3)
+    system.garbage = 3
+    await system.settle(ear, mind)
+    reasons = {each.reason for each in system.kafka.records(topics.REJECTED) if isinstance(each, Rejected)}
+    assert reasons == {"the vad stage fails at it: ValueError: this cannot be heard"}
+    assert not ear.stage._careful, "afterwards all goes in one step again"
+    await system.finish()
+
+
+async def test_a_core_that_fails_at_everything_is_not_contained() -> None:
+    system = System()
+    call = system.call("a", 0)
+    ear = system.start("vad")
+    await system.give_all_to(ear)
+    for _ in range(20):
+        call.say(POISON)
+    with pytest.raises(ValueError, match="cannot be heard"):
+        await system.settle(ear)
+
+
+async def test_a_huge_record_that_cannot_be_used_fits_onto_the_rejected_topic() -> None:
+    system = System()
+    ear = system.start("vad")
+    await system.give_all_to(ear)
+    system.kafka.append("asr.audio", 0, b"x", bytes(1_048_000))
+    await ear.read(0, 1)
+    (letter,) = ear.producer.waiting
+    assert len(letter.value) < 1_000_000
+    rejected = default_codec().decode(letter.value)
+    assert isinstance(rejected, Rejected)
+    assert "only the first 900000 of its 1048000 bytes" in rejected.reason
+
+
+def value_of(name: str, **labels: str) -> float:
+    value = REGISTRY.get_sample_value(name, labels)
+    assert value is not None
+    return value
+
+
+def count_of(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0

@@ -22,6 +22,7 @@ from connectors.recorder.media import FileSource, open_media
 from connectors.recorder.recorder import Recorder, SessionReport
 from schemas import Coverage, Record, Session, Transcript, WorkerStatus, default_codec
 from streams import topics
+from streams.groups import move_groups
 from streams.kafka import plain_consumer
 from streams.settings import Settings
 from streams.topic_admin import ensure_topics
@@ -203,3 +204,27 @@ def test_a_killed_stage_is_replaced_and_nothing_is_lost(settings: Settings, work
     disturbed = play(settings, kill_each_in_turn)
     check_every_frame_answered(settings, disturbed)
     assert disturbed.finals == undisturbed.finals
+
+
+def test_calls_move_from_one_worker_to_one_for_each_stage_and_back_while_they_are_live(settings: Settings, workers: Workers) -> None:
+    """All stages in one process, then a process for each, then one again, each time in the middle of calls."""
+    everything = [workers.start()]
+    undisturbed = play(settings)
+
+    def to_stages() -> None:
+        move_groups(settings, "stages")
+        everything.extend(workers.start(stage) for stage in ("vad", "features", "inference"))
+        everything[0].terminate()
+        assert everything[0].wait(PATIENCE_S) == 0
+
+    def back() -> None:
+        move_groups(settings, "all")
+        workers.start()
+        for stage in everything[1:]:
+            stage.terminate()
+        assert [stage.wait(PATIENCE_S) for stage in everything[1:]] == [0, 0, 0]
+
+    for change in (to_stages, back):
+        moving = play(settings, change)
+        check_every_frame_answered(settings, moving)
+        assert moving.finals == undisturbed.finals
