@@ -4,7 +4,8 @@ One block of each segment goes into a step, in order; live segments go before th
 that can take several blocks in one pass gets them from segments that catch up, each the same number.
 
 When the engine falls behind, partials are given up, never words: a few segments a second go on without text before their final, until it
-keeps up again. The same goes for what is left of a segment whose end is known already.
+keeps up again. The same goes for what is left of a segment whose end is known already. How many channels the machine carries is read off
+the steps; it is said when more speak.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Batcher:
         self._lessons: list[tuple[str, str, bool, Callable[[], None]]] = []
         self._finals: deque[_Segment] = deque()
         self._held = 0
-        self._shed_s = self._told_s = -math.inf
+        self._shed_s = self._told_s = self._warned_s = -math.inf
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[threading.Thread] = []
@@ -348,7 +349,25 @@ class Batcher:
         if working:
             self._pacing.observe(working, took_s)
             metrics.STEP_SECONDS.observe(took_s)
-            metrics.CHANNELS.set(self._pacing.channels)
+            self._see_whether_it_carries(self._pacing.channels)
+
+    def _see_whether_it_carries(self, channels: int) -> None:
+        """Say when more channels speak than the machine carries: before all of them are late, if it can be."""
+        with self._lock:
+            speaking = sum(segment.finish is None for segment in self._segments.values())
+        metrics.CHANNELS.set(channels)
+        metrics.SPEAKING.set(speaking)
+        overloaded = 0 < channels < speaking
+        metrics.OVERLOADED.set(overloaded)
+        now_s = time.monotonic()
+        if overloaded and now_s >= self._warned_s + _TELL_EVERY_S:
+            self._warned_s = now_s
+            log.error(
+                "%d channels speak, and this machine carries %d: text comes late, then partials are given up, never words; "
+                "start another worker for inference, or choose a smaller model",
+                speaking,
+                channels,
+            )
 
     def _settle(self) -> None:
         while self._settle_some(wait=True):

@@ -31,6 +31,8 @@ _LONGEST_WAIT_MS: Final = 50.0
 _FIRST_WAIT_MS: Final = 10.0
 #: What is remembered of a step after the next one: of the last 200 most counts.
 _MEMORY: Final = 0.99
+#: Fewer say nothing of what a step costs.
+_FEWEST_STEPS: Final = 20
 _MS_PER_S: Final = 1_000
 #: A channel that speaks without a pause has a block every 200 ms.
 _BLOCK_S: Final = 0.2
@@ -125,7 +127,7 @@ class AdaptivePacing:
     def channels(self) -> int:
         """How many channels of continuous speech the engine can follow at its longest wait; 0 while that is not known."""
         fixed, each = self.costs_s
-        if not each:
+        if not each or self._sums[0] < _FEWEST_STEPS:
             return 0
         steps = _BLOCK_S / (_LONGEST_WAIT_MS / _MS_PER_S + fixed)
         return max(0, int((_FULL_SHARE * _BLOCK_S - steps * fixed) / each))

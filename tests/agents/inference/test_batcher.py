@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.inference import metrics
-from agents.inference.batcher import Batcher
+from agents.inference.batcher import _LIVE_BLOCKS, Batcher
 from agents.inference.engine import Block, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.instant import InstantEngine
 from agents.inference.pacing import FixedPacing, Pacing
@@ -136,6 +136,77 @@ async def test_a_step_is_filled_with_all_that_is_open() -> None:
             await asyncio.sleep(0.005)
         await until(lambda: len(heard.blocks) == 5)
         assert [len(step) for step in engine.steps] == [5]
+
+
+def take_step(batcher: Batcher, max_batch: int) -> Counter[SegmentKey]:
+    """Take what the next step would, and return how many blocks of each segment that are."""
+    return Counter(each.key for each in batcher._take(batcher._choose(max_batch)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=st.lists(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 9)), max_size=6), min_size=1, max_size=30),
+    max_batch=st.integers(1, 8),
+    at_once=st.sampled_from([1, 25]),
+)
+def test_no_channel_waits_while_another_is_served_twice(arrivals: list[list[tuple[int, int]]], max_batch: int, at_once: int) -> None:
+    """Among those that are live, and among those that catch up; and nobody waits for ever."""
+    batcher = Batcher(Watched(blocks_at_once=at_once), Heard())
+    begin(batcher, *range(8))
+    chunks: Counter[int] = Counter()
+    # By segment that waits: its class, and how often each other one of that class was served meanwhile.
+    served: dict[SegmentKey, tuple[bool, Counter[SegmentKey]]] = {}
+    steps = 0
+
+    def late(name: SegmentKey) -> bool:
+        return len(batcher._segments[name].waiting) > _LIVE_BLOCKS
+
+    while arrivals or batcher._ready:
+        for name, count in arrivals.pop(0) if arrivals else ():
+            for _ in range(count):
+                batcher.put(block(name, chunks[name]))
+                chunks[name] += 1
+        classes = {name: late(name) for name in batcher._ready}
+        for name, is_late in classes.items():
+            if name not in served or served[name][0] != is_late:
+                served[name] = is_late, Counter()
+        taken = take_step(batcher, max_batch)
+        steps += 1
+        for name in taken:
+            served.pop(name, None)
+        for is_late, others in served.values():
+            others.update(name for name in taken if classes[name] == is_late)
+            assert not others or max(others.values()) <= 1
+        each = {taken[name] for name in taken if classes[name] and batcher._segments[name].waiting}
+        assert len(each) <= 1, "who catches up gets as many blocks as the others"
+        assert steps < 2_000
+    assert batcher._held == 0
+
+
+def test_after_a_stall_live_channels_go_first_and_the_others_catch_up_side_by_side() -> None:
+    """50 channels after 10 s in which nothing was decoded for 40 of them; an engine with time for three steps in 200 ms."""
+    batcher = Batcher(Watched(blocks_at_once=25), Heard())
+    begin(batcher, *range(50))
+    behind, live = range(40), range(40, 50)
+    for name in behind:
+        for chunk in range(50):
+            batcher.put(block(name, chunk))
+    backlog = dict.fromkeys(behind, 50)
+    for tick in range(1_000):
+        for name in range(50):
+            batcher.put(block(name, 100 + tick))
+        for name in behind:
+            backlog[name] += 1
+        taken = [take_step(batcher, 64) for _ in range(3)]
+        assert all(taken[0][key(name)] == 1 for name in live), "a live block waits for no step but the one under way"
+        for step in taken:
+            for name in behind:
+                backlog[name] -= step[key(name)]
+        assert max(backlog.values()) - min(backlog.values()) <= 2
+        if not any(backlog.values()):
+            break
+    # 40 x 50 blocks, of which 120 are taken in each 200 ms, and 40 come: 5 s.
+    assert tick <= 25
 
 
 async def test_live_segments_go_first_and_late_ones_keep_their_share() -> None:
@@ -301,6 +372,25 @@ async def test_partials_are_given_up_when_steps_are_late(monkeypatch: Any) -> No
         batcher.put(block(5, 3))
         await until(lambda: len(heard.blocks) == 20)
         assert heard.blocks[-1].quiet, "to the segment's end"
+
+
+async def test_it_says_when_more_channels_speak_than_the_machine_carries(caplog: Any) -> None:
+    pacing = FixedPacing(64, 1.0)
+    pacing.channels = 2
+    async with running(Watched(), pacing) as (batcher, heard):
+        begin(batcher, "a", "b")
+        batcher.put(block("a", 0))
+        await until(lambda: len(heard.blocks) == 1)
+        assert metrics.OVERLOADED._value.get() == 0
+        begin(batcher, "c")
+        for chunk in range(1, 4):
+            batcher.put(block("a", chunk))
+            await until(lambda chunk=chunk: len(heard.blocks) == chunk + 1)
+        assert (metrics.SPEAKING._value.get(), metrics.CHANNELS._value.get(), metrics.OVERLOADED._value.get()) == (3, 2, 1)
+        assert batcher.channels == 2
+    said = [record.message for record in caplog.records if "this machine carries" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("3 channels speak, and this machine carries 2")
 
 
 async def test_partials_are_given_up_when_finals_are_late(monkeypatch: Any) -> None:
