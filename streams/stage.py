@@ -14,6 +14,7 @@ One :class:`Stage` reads one topic through a Faust agent. For each partition tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
+from aiokafka.errors import IllegalStateError
 from aiokafka.structs import TopicPartition
 from mode import Service
 
@@ -245,7 +247,7 @@ class Stage(Service, Emitter):
             case Order.HOLE:
                 log.warning("%s: offset %d of %s-%d came, %d was due: reading again", self.shortlabel, offset, *self._at(tenure), due)
                 metrics.HOLES.labels(self.route.stage, "reread").inc()
-                await self._app.consumer.seek(self._at(tenure), due)
+                await self._seek(tenure, due)
                 return False
             case Order.GONE:
                 log.error("%s: offsets %d to %d of %s-%d are gone for good", self.shortlabel, due, offset - 1, *self._at(tenure))
@@ -253,6 +255,11 @@ class Stage(Service, Emitter):
                 return True
             case _:
                 return False
+
+    async def _seek(self, tenure: Tenure, offset: int) -> None:
+        """Read on from an offset; not where a rebalance has taken the partition away meanwhile: its next owner begins where it should."""
+        with contextlib.suppress(IllegalStateError):
+            await self._app.consumer.seek(self._at(tenure), offset)
 
     def _at(self, tenure: Tenure) -> TopicPartition:
         return TopicPartition(self.source_name, tenure.number)
@@ -551,7 +558,7 @@ class Stage(Service, Emitter):
         for number, tenure in self.tenures.items():
             if before.get(number) is not tenure:
                 # The flow runs already, and has gone past it.
-                await self._app.consumer.seek(self._at(tenure), tenure.frontier.next_offset)
+                await self._seek(tenure, tenure.frontier.next_offset)
 
     async def _begin(self, new: Mapping[TopicPartition, tuple[int | None, Snapshot]]) -> None:
         ranges = await self._offsets.log_ranges(new)

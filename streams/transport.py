@@ -10,10 +10,12 @@ And fetches are paced. aiokafka asks again as soon as it has an answer, each tim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from aiokafka.errors import IllegalStateError
 from faust.transport.drivers import aiokafka as driver
 
 __all__ = ["Transport"]
@@ -71,8 +73,10 @@ class Consumer(driver.Consumer):
         resume_at, self.resume_at = self.resume_at, {}
         assignment = self.assignment()
         for tp, offset in resume_at.items():
+            # A rebalance may take it away at any moment; its next owner begins where it should.
             if tp in assignment:
-                await self.seek(tp, offset)
+                with contextlib.suppress(IllegalStateError):
+                    await self.seek(tp, offset)
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[Any, Any]]:  # noqa: ASYNC109
         """Yield what arrives within the timeout, which is cut short."""
