@@ -1,8 +1,9 @@
 """How long it took until all was well again: for each strike, channel by channel, from when frames were captured and answered.
 
 Like the checker, this shares no code with the pipeline. *Takeover* counts on frames captured after the strike only, and ends with the
-answer to the first of them from which on a whole second of frames was answered in time. *Stall* is the worst answer to any frame of the
-channels that the struck process did not own, until the next strike: so it holds the return of the stopped and the joining of successors.
+answer to the first of them from which on a whole second of frames was answered in time, and to all before it. *Stall* is the worst answer
+to any frame of the channels that the struck process did not own, until the next strike: so it holds the return of the stopped and the
+joining of successors.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ def _takeover_ms(at_us: int, until_us: int, answers: Answers) -> tuple[float | N
     candidates = np.flatnonzero(well[first_late:])
     if not len(candidates):
         return (until_us - at_us) / _US_PER_MS, False
-    return float(answered_us[first_late + candidates[0]] - at_us) / _US_PER_MS, True
+    # Silence may be answered, by another stage, before the speech ahead of it.
+    return float(answered_us[: first_late + candidates[0] + 1].max() - at_us) / _US_PER_MS, True
 
 
 def distribution(values_ms: Sequence[float]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def test_frames_that_were_never_answered_are_late() -> None:
     lost = channel(1, {})
     answered_us = np.where(lost.captured_us == 12 * S, np.iinfo(np.int64).max, lost.answered_us)
     (times,) = measure([mark(10, 1)], {"1": Answers(1, lost.captured_us, answered_us)}, END_US)
-    assert times.takeover_ms["1"] == pytest.approx(2_250)
+    assert times.takeover_ms["1"] > 1e6
 
 
 def test_a_stall_is_the_worst_of_the_channels_that_nobody_owned_who_was_struck() -> None:
