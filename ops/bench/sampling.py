@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Final
 
 __all__ = ["ENVIRONMENT", "NATIVE", "OTHER", "PARTS", "part_of", "start"]
@@ -52,20 +52,19 @@ _WHOLE: Final = "finals"
 _INSIDE_WHOLE: Final = ("encoder", "search")
 
 
-def part_of(stack: FrameType | None, known: dict[CodeType, str | None]) -> str:
+def part_of(stack: FrameType | None, known: dict[str, str | None]) -> str:
     """Return the part that a stack is in.
 
     Args:
         stack: the innermost frame.
-        known: the parts of code that was seen already; filled.
+        known: the parts of files that were seen already; filled.
     """
     found = ""
     while stack is not None:
-        code = stack.f_code
-        if code not in known:
-            path = code.co_filename.replace(os.sep, "/")
-            known[code] = next((part for place, part in PARTS if place in path), None)
-        part = known[code]
+        file = stack.f_code.co_filename
+        if file not in known:
+            known[file] = next((part for place, part in PARTS if place in file.replace(os.sep, "/")), None)
+        part = known[file]
         # Finals take the encoder and the search as live blocks do: whose they are is said further out.
         if part == _WHOLE and found in _INSIDE_WHOLE:
             return part
@@ -90,7 +89,7 @@ class _Sampler:
         self._file = file
         self._used_ns: dict[int, int] = {}
         self._parts: Counter[str] = Counter()
-        self._known: dict[CodeType, str | None] = {}
+        self._known: dict[str, str | None] = {}
 
     def run(self) -> None:
         """Sample for ever."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agents.inference.conformer.loader import LoadedModel
     from agents.inference.conformer.streaming import Precision
 
-__all__ = ["BASELINE", "compare", "greedy_texts", "sherpa_recogniser", "sherpa_texts", "tables"]
+__all__ = ["BASELINE", "compare", "greedy_texts", "plain_text", "sherpa_recogniser", "sherpa_texts", "tables"]
 
 BASELINE: Final = "sherpa-onnx fp32"
 _BLOCK_FRAMES: Final = 5
@@ -195,14 +195,15 @@ def _agreement(loaded: LoadedModel, model: Path, tokens: Path) -> dict[str, Any]
     from ops.demo.calls import clips, read_clip
 
     tracks = [read_clip(clip.file) for clip in clips()[:_TEXTS]]
-    theirs = [_plain(text) for text in sherpa_texts(sherpa_recogniser(model, tokens), tracks)]
-    ours = [_plain(text) for text in greedy_texts(loaded, tracks)]
+    theirs = [plain_text(text) for text in sherpa_texts(sherpa_recogniser(model, tokens), tracks)]
+    ours = [plain_text(text) for text in greedy_texts(loaded, tracks)]
     same = sum(one == other for one, other in zip(ours, theirs, strict=True))
     differing = [{"ours": one, "theirs": other} for one, other in zip(ours, theirs, strict=True) if one != other]
     return {"clips": len(tracks), "same": same, "differing": differing}
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
+    """Return what is said in a text, without how each program writes it."""
     # sherpa-onnx shows special tokens, we do not.
     return " ".join(_SPECIAL.sub("", text.lower()).replace("▁", " ").split())
 

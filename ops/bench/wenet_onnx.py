@@ -6,6 +6,7 @@ size of the cache, not from 0 as the models do, so the graph takes that off: pos
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -61,7 +62,9 @@ def export_streaming_ctc(loaded: LoadedModel, file: Path, *, block_frames: int =
         "conv_cache": torch.zeros(config.num_blocks, 1, config.output_size, config.cnn_module_kernel - 1),
         "attn_mask": mask,
     }
-    with torch.inference_mode():
+    with torch.inference_mode(), warnings.catch_warnings():
+        # Everything that is traced has one shape, so constants are what they are meant to be; the other exporter needs more packages.
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             _Step().eval(),
             tuple(inputs.values()),
