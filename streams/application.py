@@ -30,6 +30,7 @@ from streams.errors import UserError
 from streams.kafka import aiokafka_producer_config, broker_credentials, broker_url
 from streams.outbox import Outbox, OutboxError
 from streams.registry import codec_for
+from streams.retention import sweep, sweep_interval_s
 from streams.settings import Settings
 from streams.stage import Route, Stage
 from streams.transport import Transport
@@ -48,6 +49,8 @@ _REQUEST_TIMEOUT_S: Final = 5.0
 #: Records that Faust may hold for a stage; the stage itself holds the rest.
 _STREAM_BUFFER_RECORDS: Final = 256
 _STATUS_INTERVAL_S: Final = 1.0
+#: A worker that is restarted every day must sweep too; but not while it takes over.
+_FIRST_SWEEP_S: Final = 60.0
 _FLUSH_TIMEOUT_S: Final = 3.0
 
 
@@ -134,6 +137,8 @@ class StreamsApp(faust.App):
         await super().on_started()
         _stop_logging_for_the_spinner()
         self.add_future(self._report_status())
+        if "inference" in self.settings.stages and self.settings.results_retention_ms:
+            self.add_future(self._let_finished_calls_go())
 
     async def on_stop(self) -> None:
         """Finish what was taken and commit it, while the group still holds us."""
@@ -172,6 +177,22 @@ class StreamsApp(faust.App):
         while not self.should_stop:
             self._publish_status("running")
             await self.sleep(_STATUS_INTERVAL_S)
+
+    async def _let_finished_calls_go(self) -> None:
+        """Sweep the results of the partitions that this worker owns, again and again; see ``streams/retention.py``."""
+        interval_s = sweep_interval_s(self.settings)
+        codec = codec_for(self.settings.schema_registry_url)
+        await self.sleep(min(interval_s, _FIRST_SWEEP_S))
+        while not self.should_stop:
+            owned = {number for stage in self.stages if stage.route.stage == "inference" for number in stage.tenures}
+            try:
+                swept = await asyncio.to_thread(sweep, self.settings, codec, owned) if owned else None
+            except UserError as failure:
+                log.warning("finished calls could not be let go, and will be next time: %s", failure)
+            else:
+                if swept is not None and swept.left:
+                    log.info("%d finished calls left, %d stay", swept.left, swept.kept)
+            await self.sleep(interval_s)
 
     def _publish_status(self, state: Any) -> None:
         settings = self.settings

@@ -19,6 +19,7 @@ __all__ = [
     "STEP_FAILURES",
     "STEP_SECONDS",
     "TAKEOVERS",
+    "TOMBSTONES",
 ]
 
 INPUTS = Counter("asr_inputs_total", "Records taken by a stage.", ["stage"])
@@ -48,3 +49,4 @@ SESSIONS = Gauge("asr_sessions", "Sessions open in a stage.", ["stage"])
 STEP_SECONDS = Histogram(
     "asr_step_seconds", "Time of one step over all channels.", ["stage"], buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 )
+TOMBSTONES = Counter("asr_retention_tombstones_total", "Tombstones written for calls that were kept long enough.")

@@ -84,6 +84,11 @@ class Settings(BaseSettings):
     audio_retention_ms: int = Field(
         24 * 3_600_000, ge=1, description="How long asr.audio is kept: 24 h of 50 channels of 16 kHz PCM take 138 GB."
     )
+    results_retention_ms: int = Field(
+        30 * 24 * 3_600_000,
+        ge=0,
+        description="How long finished calls stay on asr.transcripts and asr.sessions (asr.log: at most 7 days): 30 days; 0: for ever.",
+    )
     session_timeout_ms: int = Field(
         500, ge=100, description="A worker not heard of for this long is dead; the brokers' group.min.session.timeout.ms must allow it."
     )

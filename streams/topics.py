@@ -145,7 +145,17 @@ TRANSCRIPTS: Final = Topic(
     "asr.transcripts", "session_id:segment", "Transcript: the finals, for quality inspection", True, "compact", None, _COMPACT_SOON
 )
 SESSIONS: Final = Topic("asr.sessions", "session_id", "Session: state, versions, counts, positions", True, "compact", None, _COMPACT_SOON)
-LOG: Final = Topic("asr.log", "session_id:position", "LogEvent: the structured log", True, "compact,delete", 7 * _DAY_MS, _COMPACT_SOON)
+# Compaction joins what it has cleaned into segments of up to this size, and a segment is deleted when its newest record is old enough.
+_SMALL_SEGMENTS: Final = (("segment.bytes", str(4 * 2**20)),)
+LOG: Final = Topic(
+    "asr.log",
+    "session_id:position",
+    "LogEvent: the structured log",
+    True,
+    "compact,delete",
+    7 * _DAY_MS,
+    _COMPACT_SOON + _SMALL_SEGMENTS,
+)
 HOTWORDS: Final = Topic(
     "asr.hotwords", "list name", "HotwordList: phrases to favour", False, "compact", None, _COMPACT_SOON + _LARGE_RECORDS
 )
