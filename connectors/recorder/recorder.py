@@ -106,6 +106,7 @@ class _Session:
         source: Source,
         *,
         realtime: bool,
+        speed: float,
         frame_ms: int,
         loop: bool,
         start_us: int | None,
@@ -120,6 +121,8 @@ class _Session:
         self.over = False
         self.frames_sent = 0
         self._realtime = realtime
+        #: Samples of audio that go by in a second of the clock.
+        self._pace_hz = round(SAMPLE_RATE_HZ * speed)
         self._on_frame = on_frame
         self._records = SessionRecords(info)
         self._frames = frames_of(_audio(source, loop=loop), info.wire, frame_ms)
@@ -156,7 +159,7 @@ class _Session:
     def _frame_due_ns(self) -> int:
         if self._next is None or not self._realtime:
             return self._started_ns
-        return self._started_ns + self._next.end_sample * _NS_PER_S // SAMPLE_RATE_HZ
+        return self._started_ns + self._next.end_sample * _NS_PER_S // self._pace_hz
 
     def step(self, delivery: Delivery) -> float | None:
         """Send the record that is due; return how late it was in ms, if it was a frame in real time."""
@@ -219,7 +222,7 @@ class _Session:
 
     def _send_frame(self, frame: Frame, now_us: int, delivery: Delivery) -> None:
         if self._realtime:
-            captured_us = self.started_us + frame.end_sample * _US_PER_S // SAMPLE_RATE_HZ
+            captured_us = self.started_us + frame.end_sample * _US_PER_S // self._pace_hz
         else:
             captured_us = max(self._read_us, self.started_us)
         self._send(self._records.frame(frame, captured_us=captured_us, enqueued_us=now_us), delivery)
@@ -343,6 +346,7 @@ class Recorder:
     Args:
         settings: where to send it.
         realtime: send each frame when its last sample would have been captured; else as fast as the broker takes it.
+        speed: how fast time goes by in what is played in real time: 2 is twice as fast.
         frame_ms: audio per frame, 20 to 500 ms.
         gather: gather frames shorter than 100 ms to at least that.
         keep_spans: keep the spans of all frames for the reports, 32 bytes each.
@@ -358,6 +362,7 @@ class Recorder:
         settings: Settings,
         *,
         realtime: bool = True,
+        speed: float = 1.0,
         frame_ms: int = DEFAULT_FRAME_MS,
         gather: bool = True,
         keep_spans: bool = True,
@@ -366,6 +371,7 @@ class Recorder:
     ) -> None:
         self._settings = settings
         self._realtime = realtime
+        self._speed = speed
         self._frame_ms = record_ms(frame_ms, gather=gather)
         self._keep_spans = keep_spans
         self._delivery = Delivery(settings, codec or codec_for(settings.schema_registry_url), spool=spool)
@@ -446,6 +452,7 @@ class Recorder:
             info,
             source,
             realtime=self._realtime,
+            speed=self._speed,
             frame_ms=self._frame_ms,
             loop=loop,
             start_us=start_us,
