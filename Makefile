@@ -39,8 +39,8 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## Measure latency through Kafka and Faust, and the cost of each stage
-	$(BIN)/asr bench
+bench: $(READY) ## Measure latency, capacity, where the time goes, and the engine (20 minutes; JSON and plots in var/bench)
+	$(BIN)/asr bench all --output-dir var/bench
 
 chaos: $(READY) ## Kill 50 processes under 20 live calls and prove that nothing is lost (15 minutes; report in var/chaos)
 	$(BIN)/asr chaos --channels 20 --kills 50 --output-dir var/chaos
