@@ -10,7 +10,7 @@ export UV_NO_PROGRESS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench chaos eval clean
+.PHONY: help setup demo test lint format bench chaos soak eval clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ bench: $(READY) ## Measure latency, capacity, where the time goes, and the engin
 
 chaos: $(READY) ## Kill 50 processes under 20 live calls and prove that nothing is lost (15 minutes; report in var/chaos)
 	$(BIN)/asr chaos --channels 20 --kills 50 --output-dir var/chaos
+
+soak: $(READY) ## Let 10,000 short calls through one set of workers and see that nothing grows (10 minutes; report in var/soak)
+	$(BIN)/asr soak --calls 10000 --speed 4 --output-dir var/soak
 
 eval: $(READY) ## Compare detectors of speech in noise (recordings in ASR_EVAL_AUDIO_DIR, else var/audio)
 	$(BIN)/asr eval vad
