@@ -54,13 +54,22 @@ class Track(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """One session within a partition's snapshot; see :class:`streams.core.SessionState` for the offsets."""
+    """One session within a partition's snapshot; see :class:`streams.core.SessionState` for the offsets.
+
+    ``heard_offset`` is where its latest record is, if a restart has to meet that again; -1 if not.
+    """
 
     session_id: str
     read_from_offset: int
     from_offset: int
     track: Track
     state: bytes
+    heard_offset: int = -1
+
+    @property
+    def needed_offset(self) -> int:
+        """The first offset that a restart must read for it."""
+        return self.read_from_offset if self.heard_offset < 0 else min(self.read_from_offset, self.heard_offset)
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -81,11 +90,12 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     @property
     def commit_offset(self) -> int:
         """The offset to commit: the lowest that a restart must read."""
-        return min([self.emit_from_offset, *(session.read_from_offset for session in self.sessions)])
+        return min([self.emit_from_offset, *(session.needed_offset for session in self.sessions)])
 
     def rebased(self, start: int) -> Snapshot:
         """Return the same state for a log that was made anew: all that is in it is still to be taken."""
-        sessions = tuple(msgspec.structs.replace(each, read_from_offset=start, from_offset=start) for each in self.sessions)
+        at_start = {"read_from_offset": start, "from_offset": start, "heard_offset": -1}
+        sessions = tuple(msgspec.structs.replace(each, **at_start) for each in self.sessions)
         return msgspec.structs.replace(self, emit_from_offset=start, sessions=sessions)
 
     def pack(self, max_bytes: int) -> str:

@@ -151,7 +151,7 @@ class Tenure:
                 track.next_ordinal,
                 start_offset=-1,
                 seen_s=now_s,
-                latest_offset=each.read_from_offset,
+                latest_offset=each.needed_offset,
             )
             standing.tracks.append((-1, standing.epoch, standing.ordinal))
             self.sessions[each.session_id] = standing
@@ -239,11 +239,9 @@ class Tenure:
                 self._ended.append(_hash(session_id))
                 continue
             track = standing.track_before(state.from_offset)
-            read_from = state.read_from_offset
-            if self._numbered_by_recorder:
-                # Who takes over a session that has gone quiet must know it by name, to propose that it has ended.
-                read_from = min(read_from, standing.latest_offset)
-            sessions.append(SessionSnapshot(session_id, read_from, state.from_offset, track, state.state))
+            # Who takes over a session that has gone quiet must know it by name, to propose that it has ended.
+            heard = standing.latest_offset if self._numbered_by_recorder else -1
+            sessions.append(SessionSnapshot(session_id, state.read_from_offset, state.from_offset, track, state.state, heard))
         return Snapshot(self.epoch, offset, tuple(sessions), tuple(self._ended))
 
     def silent_since(self, before_s: float) -> Iterator[Standing]:
