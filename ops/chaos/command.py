@@ -117,6 +117,8 @@ def chaos(
             folder,
             options,
             on_progress=lambda what: progress.update(bar, description=what),
+            # In a log, a line for each blow; on a terminal the bar tells.
+            on_strike=lambda what: None if console.is_terminal else console.print(f"{time.strftime('%X')}  {what}", markup=False),
             on_kill=lambda count: progress.advance(bar, count),
         )
         outcome = run.run()

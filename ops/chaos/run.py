@@ -130,6 +130,7 @@ class Chaos:
         options: what kind of run.
         on_progress: told what goes on.
         on_kill: told of each kill, with how many it counts.
+        on_strike: told of each strike that begins.
         worker_command: arguments to Python that run a worker; by default the product's.
     """
 
@@ -142,12 +143,14 @@ class Chaos:
         *,
         on_progress: Callable[[str], None] = lambda _message: None,
         on_kill: Callable[[int], None] = lambda _count: None,
+        on_strike: Callable[[str], None] = lambda _what: None,
         worker_command: Sequence[str] | None = None,
     ) -> None:
         self._folder = folder.absolute()
         self._options = options
         self._on_progress = on_progress
         self._on_kill = on_kill
+        self._on_strike = on_strike
         self._rng = random.Random(options.seed)  # noqa: S311 reproducible, not secret
         command = {"worker_command": worker_command} if worker_command is not None else {}
         self._fleet = Fleet(
@@ -323,7 +326,9 @@ class Chaos:
         begun_us = time.time_ns() // 1_000
         time.sleep(_LEAD_S)
         for number, strike in enumerate(options.plan):
-            self._on_progress(f"{number + 1} of {len(options.plan)}: {strike.kind} {' '.join(strike.stages)}")
+            what = f"{number + 1} of {len(options.plan)}: {strike.kind} {' '.join(strike.stages) or strike.role}"
+            self._on_progress(what)
+            self._on_strike(what)
             time.sleep(strike.pause_s)
             getattr(self, f"_{strike.kind}")(strike)
             fleet.wait_whole(self._note_deaths)
