@@ -263,16 +263,16 @@ class Mixer:
             piece = self._taken(choose.choice(self._synthetic), choose)
         else:
             kind = (kind - self._synthetic_share) / (1 - self._synthetic_share)
-            if kind < 0.4:
+            if kind < 0.3:
                 piece = self._taken(choose.choice(self._orders), choose)
-            elif kind < 0.62:
+            elif kind < 0.47:
                 piece = self._spliced(choose)
             elif kind < 0.95:
                 few = choose.randint(1, _FEW_WORDS) if choose.random() < self._few_words_share else None
                 piece = self.digit_piece(choose, count=few)
             else:
                 piece = self._taken(choose.choice(self._other), choose)
-        return _at_speed(piece, choose.uniform(0.85, 1.18)) if choose.random() < 0.75 * self._strength else piece
+        return _at_speed(piece, choose.uniform(0.8, 1.25)) if choose.random() < 0.75 * self._strength else piece
 
     def _sound(self, choose: random.Random, sounds: Sequence[np.ndarray], length: int) -> np.ndarray:
         sound = choose.choice(sounds)
@@ -331,7 +331,7 @@ class Mixer:
                     piece = _join([_louder(piece, choose), _louder(after, choose)], [int(choose.uniform(0.05, 1.2) * SAMPLE_RATE_HZ)])
             if _SHORTEST_SAMPLES < len(piece.samples) < _LONGEST_SAMPLES:
                 break
-        warp = round(choose.uniform(0.86, 1.16), 2) if choose.random() < 0.8 * self._strength else 1.0
+        warp = round(choose.uniform(0.82, 1.2), 2) if choose.random() < 0.85 * self._strength else 1.0
         features = fbank(self._channel(piece.samples, choose), warp)
         return Example(features, piece.text, phone_targets(piece.phones, len(features)))
 
