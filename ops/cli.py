@@ -53,11 +53,14 @@ COMMANDS: Final[dict[str, Command]] = {
     "gateway": Command("connectors.gateway.command:gateway", "Serve transcripts to browsers over WebSocket.", "Calls"),
     "broker": Command("ops.broker.command:broker", "Run Apache Kafka on this machine.", "Operation"),
     "topics": Command("ops.topics_command:topics", "Create, verify and explain the topics.", "Operation"),
+    "groups": Command("ops.groups_command:groups", "Move live calls between one worker for all stages and one for each.", "Operation"),
     "hotwords": Command("ops.hotwords_command:hotwords", "Push phrases to favour while calls are live; list and clear them.", "Operation"),
+    "retention": Command("ops.retention_command:retention", "Show how many calls are stored, and let finished ones go.", "Operation"),
     "config": Command("ops.config_command:config", "Show every setting, its value and where it comes from.", "Operation"),
     "replay": Command("ops.replay.command:replay", "Take stored calls through another engine, and show the difference.", "Operation"),
     "eval": Command("ops.evaluate.command:evaluate", "Measure how good the parts are: vad.", "Operation"),
     "chaos": Command("ops.chaos.command:chaos", "Kill processes under live calls, and prove that nothing is lost.", "Operation"),
+    "soak": Command("ops.soak.command:soak", "Let thousands of calls through, and see whether anything grows.", "Operation"),
     "bench": Command("ops.bench.command:bench", "Measure latency, throughput and where the time goes.", "Operation"),
 }
 
