@@ -16,6 +16,8 @@ evaluate = typer.Typer(help="Measure how good the parts are, on sets that anybod
 
 _TIMELINES: Final = 6
 _PIPED_WIDTH: Final = 200
+#: What `asr hotwords push` gives a phrase that says nothing of it.
+_HOTWORD_BOOST: Final = 3.0
 
 Split = Literal["dev", "test"]
 
@@ -34,11 +36,18 @@ def vad(
     snrs: Annotated[str, typer.Option("--snrs", help="Ratios of speech to noise in dB, comma-separated.")] = "-5,0,5,10,15,20",
     output_dir: Annotated[Path, typer.Option("--output-dir", help="Where plots and the list of scenes go.")] = Path("var/eval/vad"),
     words: Annotated[bool, typer.Option("--words", help="Also count word errors downstream; takes minutes.")] = False,
+    engines: Annotated[
+        str | None, typer.Option("--engine", help="Whose word errors: whisper, conformer, or both, comma-separated. [default: ASR_ENGINE]")
+    ] = None,
+    split: Annotated[
+        Literal["held_out", "development"],
+        typer.Option("--split", help="Whose speakers and noises; thresholds are chosen on those of development."),
+    ] = "held_out",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here; - for standard output.")] = None,
 ) -> None:
     """Compare detectors of speech on calls in noise: ours, its halves, and others.
 
-    Speakers and noises are ones that training never heard. Every detector works with the same segmenter, with ASR_VAD_* in force.
+    Speakers, noises and music are ones that training never heard. Every detector works with the same segmenter, with ASR_VAD_* in force.
     """
     from ops.evaluate.vad.run import Evaluation
 
@@ -49,11 +58,27 @@ def vad(
     except ValueError:
         raise UserError(f"--snrs takes whole decibels, not {snrs!r}", "For instance: --snrs -5,0,20.") from None
     names = [name.strip() for name in detectors.split(",")]
-    evaluation = Evaluation(audio_dir, names, snrs_db, load_settings(), words=words)
+    settings = load_settings()
+    recognisers = [name.strip() for name in (engines or settings.engine).split(",")] if words or engines else []
+    evaluation = Evaluation(audio_dir, names, snrs_db, settings, split=split, engines=recognisers)
     evaluation.run()
     output_dir.mkdir(parents=True, exist_ok=True)
     evaluation.draw(output_dir, _TIMELINES)
     evaluation.report(json_file)
+
+
+@evaluate.command()
+def cost(
+    steps: Annotated[int, typer.Option("--steps", min=10, help="Steps of 200 ms to measure.")] = 300,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here; - for standard output.")] = None,
+) -> None:
+    """Measure what preprocessing costs: processor time for 50 channels and 200 ms of audio, with ASR_VAD_* in force.
+
+    Let nothing else run meanwhile.
+    """
+    from ops.evaluate.vad.cost import report
+
+    report(load_settings(), steps, json_file)
 
 
 @evaluate.command()
@@ -76,6 +101,15 @@ def wer(
     split: Annotated[Split, typer.Option("--split", help="Whose voices: those of the test, or those of development.")] = "test",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Utterances of each set.  [default: all]", show_default=False)] = None,
     confusions: Annotated[int, typer.Option("--confusions", min=0, help="How many confusions to name for each set.")] = 8,
+    hotwords: Annotated[
+        Path | None,
+        typer.Option(
+            "--hotwords",
+            exists=True,
+            dir_okay=False,
+            help="Phrases to favour, as asr hotwords push takes them: each conformer is measured with and without.",
+        ),
+    ] = None,
     contexts: Annotated[bool, typer.Option("--contexts", help="Also compare how much the model hears of the past and the future.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here; - for standard output.")] = None,
 ) -> None:
@@ -88,18 +122,23 @@ def wer(
     from rich.console import Console
 
     from ops.evaluate.wer.run import WordEvaluation
+    from ops.hotwords_command import read_phrases
 
     if not audio_dir.is_dir():
         raise UserError(f"There is no folder {audio_dir}", "Name the one that holds the recordings with --audio-dir or ASR_EVAL_AUDIO_DIR.")
     to_stdout = str(json_file) == "-"
     settings = load_settings()
+    phrases = () if hotwords is None else read_phrases(hotwords, _HOTWORD_BOOST)
     people = Console(stderr=True, highlight=False)
     evaluation = WordEvaluation(
         audio_dir, settings, split=split, sets=_names(sets), conditions=_names(conditions), console=people, limit=limit
     )
     for engine in _names(engines) or [settings.engine]:
         name, _, without = engine.partition("-without-")
-        evaluation.run(engine, {"engine": name} | ({"lm_weight": 0.0, "lm_word_bonus": 0.0} if without else {}))
+        overrides = {"engine": name} | ({"lm_weight": 0.0, "lm_word_bonus": 0.0} if without else {})
+        evaluation.run(engine, overrides)
+        if phrases and name == "conformer":
+            evaluation.run(f"{engine}, hotwords", overrides, phrases)
     if contexts:
         evaluation.compare_contexts()
     if not to_stdout:

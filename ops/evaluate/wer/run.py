@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 from ops.evaluate.wer.scoring import Score, score
 from ops.evaluate.wer.sets import Split, Utterance, held_out_noises, utterances
 from ops.measure import cores, processor
+from streams.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
     from ops.passage import Passage
+    from ops.processes import System
+    from schemas.records import Hotword
     from streams.settings import Settings
 
 __all__ = ["Row", "WordEvaluation"]
 
 #: Calls at the same time: enough for full batches.
 _AT_ONCE: Final = 32
+_HOTWORDS_WAIT_S: Final = 30
 #: Words are compared as they were recognised: what is written for people would be undone again.
 _AS_RECOGNISED: Final[dict[str, Any]] = {"itn": False, "punctuation": False, "sentence_case": False}
 
@@ -73,12 +77,13 @@ class WordEvaluation:
         self._noises: list[NDArray[np.float32]] = held_out_noises(audio_dir) if any(name.startswith("noise") for name in conditions) else []
         self.rows: list[Row] = []
 
-    def run(self, recogniser: str, overrides: Mapping[str, Any]) -> None:
+    def run(self, recogniser: str, overrides: Mapping[str, Any], hotwords: Sequence[Hotword] = ()) -> None:
         """Take all sets in all conditions through a system of its own.
 
         Args:
             recogniser: what the rows call it.
             overrides: settings of the system.
+            hotwords: phrases that are in force meanwhile.
         """
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -96,6 +101,8 @@ class WordEvaluation:
             status.stop()
             if engine := overrides.get("engine"):
                 system.require_engine(engine)
+            if hotwords:
+                _put_in_force(system, hotwords)
             with Progress(*columns, console=self._console, transient=True) as progress:
                 for name, said in self._sets.items():
                     for condition in self._conditions:
@@ -162,3 +169,22 @@ class WordEvaluation:
             if confusions and row.condition == self._conditions[0]:
                 told = ", ".join(f"{each.said or '+'} → {each.written or '-'} ({each.count})" for each in row.score.confusions[:confusions])
                 console.print(f"{row.set}, {row.condition}, {row.recogniser}: {told or 'no error'}", markup=False)
+
+
+def _put_in_force(system: System, hotwords: Sequence[Hotword]) -> None:
+    """Push a list, and wait until the workers use it.
+
+    Raises:
+        UserError: they do not.
+    """
+    from streams.pushing import push_hotwords
+    from streams.registry import codec_for
+
+    pushed = push_hotwords(system.settings, codec_for(system.settings.schema_registry_url), "evaluation", hotwords)
+    assert system.workers is not None  # noqa: S101 - entered
+    for _ in range(_HOTWORDS_WAIT_S):
+        system.workers.listen(1.0)
+        using = [status.hotword_version for status in system.workers.running() if "inference" in status.stages]
+        if using and all(pushed.version in versions for versions in using):
+            return
+    raise UserError(f"The hotwords were not in force within {_HOTWORDS_WAIT_S} s", "Only the engine conformer uses hotwords.")
