@@ -362,7 +362,14 @@ class Fleet:
         return next((node for node in self.nodes if node.node_id == node_id), self.nodes[0])
 
     def restart_node(self, node: Node) -> None:
-        """Start a killed broker again and wait until the cluster answers with all of them."""
-        assert self._broker is not None  # noqa: S101 only its nodes are killed
+        """Start a killed broker again and wait until every partition has all its copies.
+
+        Raises:
+            UserError: it does not come back.
+        """
         node.start()
-        self._broker.wait_ready(_NODE_TIMEOUT_S)
+        deadline_s = time.monotonic() + _NODE_TIMEOUT_S
+        while self.cluster.short_of_copies():
+            if time.monotonic() > deadline_s or not node.is_running:
+                raise UserError(f"The broker {node.node_id} did not come back", f"Its last log lines:\n{node.log_tail()}")
+            time.sleep(_POLL_S)
