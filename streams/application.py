@@ -28,6 +28,7 @@ from streams.control import Control
 from streams.core import Core, Emitter, Report, Reporting
 from streams.errors import UserError
 from streams.kafka import aiokafka_producer_config, broker_credentials, broker_url
+from streams.lease import Lease
 from streams.outbox import Outbox, OutboxError
 from streams.registry import codec_for
 from streams.retention import sweep, sweep_interval_s
@@ -68,9 +69,11 @@ class StreamsApp(faust.App):
     def __init__(self, settings: Settings, codec: Codec) -> None:
         self.settings = settings
         self.codec = codec
+        self.lease = Lease(settings.session_timeout_ms / 1_000)
         self.outbox = Outbox(aiokafka_producer_config(settings), self._outbox_failed)
         self.stages: list[Stage] = []
         self.control = Control(settings, codec, self._reject)
+        self._status_under_way = False
         self._started_us = time.time_ns() // 1_000
         super().__init__(
             settings.group,
@@ -102,7 +105,18 @@ class StreamsApp(faust.App):
 
     def add_stage(self, route: Route, make_core: Callable[[Settings, Emitter], Core]) -> tuple[Stage, Any]:
         """Add a stage; return it and the Faust topic that its agent is to read."""
-        stage = Stage(self, self.settings, route, make_core, self.codec, self.outbox, control=self.control, loop=None, beacon=self.beacon)
+        stage = Stage(
+            self,
+            self.settings,
+            route,
+            make_core,
+            self.codec,
+            self.outbox,
+            control=self.control,
+            lease=self.lease,
+            loop=None,
+            beacon=self.beacon,
+        )
         self.stages.append(stage)
         source = self.topic(
             stage.source_name,
@@ -218,8 +232,14 @@ class StreamsApp(faust.App):
             channels=report.channels,
             behind_ms=report.behind_ms,
         )
+        if self._status_under_way and state == "running":
+            return  # the brokers are away: one is enough to tell that we live
+        self._status_under_way = True
         topic = topics.WORKERS.full_name(settings)
-        self.outbox.send(topic, None, settings.worker_name.encode(), self.codec.encode(status), lambda: None)
+        self.outbox.send(topic, None, settings.worker_name.encode(), self.codec.encode(status), self._status_arrived)
+
+    def _status_arrived(self) -> None:
+        self._status_under_way = False
 
 
 def _stop_logging_for_the_spinner() -> None:

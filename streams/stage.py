@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from streams.checkpoint import CommitRefusedError, Committed, OffsetStore, Snaps
 from streams.control import Control
 from streams.core import Core, Emitter, Input, SessionKey, SessionState
 from streams.errors import UserError
+from streams.lease import Lease
 from streams.outbox import Outbox
 from streams.settings import Settings
 from streams.tenure import Order, Placement, Standing, Tenure
@@ -61,6 +63,7 @@ _READY_LIMIT: Final = 1_000
 #: Inputs that may be open (taken, not settled) before reading pauses: 20 s segments of 50 channels at 5 blocks a second.
 _OPEN_LIMIT: Final = 5_000
 _BACKPRESSURE_WAIT_S: Final = 0.01
+_HELD_BACK_LOOK_S: Final = 0.02
 #: Records of different channels gather this long for one step: one call of the core, one request to the broker for all of it.
 _GATHER_S: Final = 0.005
 _COMMIT_INTERVAL_S: Final = 0.05
@@ -142,6 +145,7 @@ class Stage(Service, Emitter):
         outbox: sends them; shared by the stages of a worker.
         offsets: keeps the group's offsets; unset: Kafka does, for the app's group.
         control: what is pushed while calls are live; unset: nothing is.
+        lease: says whether to send at all; unset: always.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class Stage(Service, Emitter):
         outbox: Outbox,
         offsets: OffsetStore | None = None,
         control: Control | None = None,
+        lease: Lease | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -167,6 +172,11 @@ class Stage(Service, Emitter):
         self._outbox = outbox
         self._offsets = offsets or OffsetStore(app)
         self._control = control
+        self._lease = lease or Lease(math.inf)
+        #: The group's generation in which the tenures were found to be ours.
+        self._owned_in = -1
+        #: What waits until the group has answered: whose it is, and what sends it.
+        self._held_back: list[tuple[Tenure, Callable[[], None]]] = []
         self._ready: list[Input] = []
         self._between_steps: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
@@ -322,13 +332,33 @@ class Stage(Service, Emitter):
     def _send(self, tenure: Tenure, offset: int, topic: Topic, record: SessionRecord) -> None:
         tenure.frontier.hold(offset)
         metrics.OUTPUTS.labels(self.route.stage, type(record).__name__).inc()
-        self._outbox.send(
+        self._hand_over(tenure, topic, record, lambda: self._release(tenure, offset))
+
+    def _hand_over(self, tenure: Tenure, topic: Topic, record: SessionRecord, on_ack: Callable[[], None]) -> None:
+        """Send a record for a partition, once it is sure that it is still ours."""
+        send = partial(
+            self._outbox.send,
             topic.full_name(self._settings),
             tenure.number,
             record_key(record).encode(),
             self._codec.encode(record),
-            lambda: self._release(tenure, offset),
+            on_ack,
         )
+        if not self._held_back and self._lease.holds(self._owned_in):
+            send()
+            return
+        if not self._held_back:
+            log.warning("%s: stood still; sending nothing until the group has answered", self.shortlabel)
+            self.add_future(self._send_held_back())
+        self._held_back.append((tenure, send))
+
+    async def _send_held_back(self) -> None:
+        while not self._lease.holds(self._owned_in):  # noqa: ASYNC110 once, after the process stood still
+            await asyncio.sleep(_HELD_BACK_LOOK_S)
+        held_back, self._held_back = self._held_back, []
+        for tenure, send in held_back:
+            if tenure.alive:
+                send()
 
     def _release(self, tenure: Tenure, offset: int) -> None:
         if tenure.alive:
@@ -544,6 +574,7 @@ class Stage(Service, Emitter):
                 self._app.consumer.resume_at[self._at(tenure)] = tenure.frontier.next_offset
             if new:
                 await self._begin(new)
+            self._owned_in = self._generation
 
     async def _reclaim(self) -> None:
         """Take up partitions that are assigned but not owned: the first commit was refused, or the tenure had to be given up."""
@@ -648,8 +679,7 @@ class Stage(Service, Emitter):
 
     def _send_to_ourselves(self, tenure: Tenure, record: FlowRecord) -> None:
         """Write a decision where it is read again, so that every replay comes to the same."""
-        topic = topics.AUDIO.full_name(self._settings)
-        self._outbox.send(topic, tenure.number, record_key(record).encode(), self._codec.encode(record), lambda: None)
+        self._hand_over(tenure, topics.AUDIO, record, lambda: None)
 
     # ------------------------------------------------------------------ versions
 

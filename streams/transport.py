@@ -3,6 +3,8 @@
 Three waits of Faust 0.15.3 are shortened: a full second whenever no partition is active (it delays every join and takeover), the
 second that a fetch may hold up a rebalance, and the 1.5 s that the driver lets the broker gather records for.
 
+It also tells the worker's :class:`streams.lease.Lease` whether the process runs, and when its group has answered.
+
 And fetches are paced. aiokafka asks again as soon as it has an answer, each time for all partitions: with 50 channels that is one fetch of
 50 partitions for almost every record, and the broker does little else. A few ms between fetches let records gather.
 """
@@ -17,6 +19,8 @@ from typing import Any, Final
 
 from aiokafka.errors import IllegalStateError
 from faust.transport.drivers import aiokafka as driver
+
+from streams.lease import TICK_S, Lease
 
 __all__ = ["Transport"]
 
@@ -44,10 +48,33 @@ def _pace(fetcher: Any) -> None:
     fetcher._proc_fetch_request = paced  # noqa: SLF001
 
 
+def _confirm(coordinator: Any, lease: Lease) -> None:
+    """Let a lease hear of each heartbeat by which the group knows this member."""
+    beat = coordinator._do_heartbeat  # noqa: SLF001
+
+    async def do_heartbeat() -> bool:
+        generation, asked_s = coordinator.generation, time.monotonic()
+        known: bool = await beat()
+        if known:
+            lease.confirm(generation, asked_s)
+        return known
+
+    coordinator._do_heartbeat = do_heartbeat  # noqa: SLF001
+
+
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         await super().on_start()
-        _pace(self._ensure_consumer()._fetcher)  # noqa: SLF001
+        consumer = self._ensure_consumer()
+        _pace(consumer._fetcher)  # noqa: SLF001
+        lease: Lease = self.app.lease
+        _confirm(consumer._coordinator, lease)  # noqa: SLF001
+        self.add_future(self._tick(lease))
+
+    async def _tick(self, lease: Lease) -> None:
+        while not self.should_stop:
+            lease.tick()
+            await asyncio.sleep(TICK_S)
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
