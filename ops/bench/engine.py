@@ -43,11 +43,11 @@ _STEPS: Final = 80
 _STEPS_S: Final = 6.0
 _BLOCK_S: Final = 0.2
 _PACED_CHANNELS: Final = (10, 50)
-_PACED_S: Final = 25.0
+_PACED_S: Final = 20.0
 #: The adaptive pacing looks after 1 s, and then every 10 s: by now it has found its pace.
-_SETTLED_S: Final = 12.0
+_SETTLED_S: Final = 11.2
 #: Sizes and waits in ms that never change, to hold the adaptive pacing against.
-_FIXED: Final = ((1, 0.0), (16, 5.0), (64, 5.0), (64, 50.0))
+_FIXED: Final = ((1, 0.0), (32, 5.0), (64, 50.0))
 
 
 def measure_engine(

@@ -23,7 +23,7 @@ import msgspec
 
 from ops.bench import sampling
 from ops.bench.capacity import most_channels
-from ops.bench.models import model_directory
+from ops.bench.models import BUNDLED_SIZE, model_directory
 from ops.bench.report import Document, Table, document, figure, percentiles
 
 if TYPE_CHECKING:
@@ -151,13 +151,15 @@ def _run(settings: Mapping[str, Any], channels: int, seconds: float, console: Co
 
 
 @contextlib.contextmanager
-def _engine_settings(engine: str | None, model_dir: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the settings of the engine to measure: the Conformer, with a random model where there is no other."""
+def _engine_settings(engine: str | None, model_dir: Path | None) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the settings of the engine to measure, and what it is: the Conformer, with a random model where there is no other."""
     if engine is not None and engine != "conformer":
-        yield {"engine": engine}
+        yield {"engine": engine}, engine
         return
     with tempfile.TemporaryDirectory(prefix="asr-bench-") as folder:
-        yield {"engine": "conformer", "model_dir": model_directory(model_dir, Path(folder))}
+        model = model_directory(model_dir, Path(folder))
+        what = f"a random {BUNDLED_SIZE.name}" if model == Path(folder) else "the bundled model" if model_dir is None else model_dir.name
+        yield {"engine": "conformer", "model_dir": model}, f"conformer, {what}"
 
 
 def measure_system(
@@ -165,7 +167,7 @@ def measure_system(
 ) -> Document:
     """Measure latency and processor time at some numbers of channels, and find the most that keep the promise."""
     runs: list[dict[str, Any]] = []
-    with _engine_settings(engine, model_dir) as settings:
+    with _engine_settings(engine, model_dir) as (settings, what):
 
         def run(count: int) -> dict[str, Any]:
             known = next((run for run in runs if run["channels"] == count), None)
@@ -186,15 +188,14 @@ def measure_system(
         for count in channels:
             run(count)
         most = most_channels(holds, max(_SEARCH_FIRST, *channels), _SEARCH_MOST, _SEARCH_RESOLUTION) if search else None
-    model = "random" if settings.get("engine") == "conformer" and model_dir is None else str(model_dir or "")
-    conditions = {"seconds": seconds, "engine": settings["engine"], "model": model, "promised_ms": _PROMISED_MS}
+    conditions = {"seconds": seconds, "engine": what, "promised_ms": _PROMISED_MS}
     return document("system", conditions, {"runs": sorted(runs, key=lambda run: run["channels"]), "most_channels": most})
 
 
 def measure_stages(channels: int, seconds: float, console: Console, *, engine: str | None, model_dir: Path | None) -> Document:
     """Measure which part of the program takes which share of the processor time, in one run of the whole system."""
     hook = str(resources.files("ops.bench") / "sampler")
-    with _engine_settings(engine, model_dir) as settings, tempfile.TemporaryDirectory(prefix="asr-bench-") as folder:
+    with _engine_settings(engine, model_dir) as (settings, what), tempfile.TemporaryDirectory(prefix="asr-bench-") as folder:
         meter = _Meter(seconds, Path(folder))
         path = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
         with _environment({sampling.ENVIRONMENT: folder, "PYTHONPATH": path}):
@@ -211,7 +212,7 @@ def measure_stages(channels: int, seconds: float, console: Console, *, engine: s
         "preprocessing_share": round(preprocessing_s / max(preprocessing_s + recognition_s, 1e-9), 4),
         "preprocessing_ms_per_frame_of_50": round(_FRAME_MS * preprocessing_s / took_s * _TARGET_CHANNELS / channels, 2),
     }
-    return document("stages", {"seconds": seconds, "channels": channels, "engine": settings["engine"]}, results)
+    return document("stages", {"seconds": seconds, "channels": channels, "engine": what}, results)
 
 
 @contextlib.contextmanager
@@ -269,7 +270,8 @@ def stage_tables(found: Document) -> list[Table]:
         for part, used in parts.items()
     )
     title = (
-        f"Where the processor time goes at {channels} channels: preprocessing is {results['preprocessing_share']:.0%} of preprocessing and "
-        f"recognition, and takes {results['preprocessing_ms_per_frame_of_50']:.1f} ms of one core in 200 ms for 50 channels"
+        f"Where the processor time goes at {channels} channels ({found['conditions']['engine']}): "
+        f"preprocessing is {results['preprocessing_share']:.0%} of preprocessing and recognition, "
+        f"and takes {results['preprocessing_ms_per_frame_of_50']:.1f} ms of one core in 200 ms for 50 channels"
     )
     return [Table(title, ("part", "share", "ms of a core per s", "ms per 200 ms for 50 channels"), rows)]
