@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 #: The largest record: 50,000 hotwords with their boosts take about 1.5 MB.
 MAX_RECORD_BYTES: Final = 8 * 2**20
+#: How long leaders that were just chosen, or are being chosen, are waited for.
+_NO_LEADER_S: Final = 30.0
 _NO_LEADER_WAIT_S: Final = 0.1
 #: How long reading to the end waits at once, and for a cluster that has more to send.
 _READ_POLL_S: Final = 0.5
@@ -323,7 +325,7 @@ def _offsets(settings: Settings, partitions: Sequence[TopicPartition], spec: Off
         return {}
 
     def question(client: AdminClient) -> dict[tuple[str, int], int]:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + _NO_LEADER_S
         while True:
             answers = client.list_offsets(wanted, request_timeout=timeout_s)
             try:
