@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from schemas.records import SAMPLE_RATE_HZ
 
-__all__ = ["DELAY_SAMPLES", "GRID_SAMPLES", "Denoiser"]
+__all__ = ["DELAY_SAMPLES", "GRID_SAMPLES", "OUTPUT_SAMPLES", "Denoiser"]
 
 # Take up to 18 dB off noise that lies under -25 dB.
 _OPTIONS: Final = "nr=18:nf=-25"
@@ -19,6 +19,8 @@ _OPTIONS: Final = "nr=18:nf=-25"
 GRID_SAMPLES: Final = SAMPLE_RATE_HZ // 80
 #: Its output comes two steps late; :class:`Denoiser` leaves them out, so that positions do not shift.
 DELAY_SAMPLES: Final = 2 * GRID_SAMPLES
+#: It is asked for two steps at a time, which costs a tenth less than one by one, and makes no decision of 40 ms later.
+OUTPUT_SAMPLES: Final = 2 * GRID_SAMPLES
 
 
 class Denoiser:
@@ -39,11 +41,12 @@ class Denoiser:
         source.link_to(denoise)
         denoise.link_to(sink)
         self._graph.configure()
+        self._graph.set_audio_frame_size(OUTPUT_SAMPLES)
         self._taken_samples = 0
         self._ahead = DELAY_SAMPLES
 
     def push(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Take 16 kHz samples and return what is ready: all whole steps so far, less ``DELAY_SAMPLES``."""
+        """Take 16 kHz samples and return what is ready: all whole outputs so far, less ``DELAY_SAMPLES``."""
         from av.audio.frame import AudioFrame
 
         if not len(samples):
@@ -63,7 +66,7 @@ class Denoiser:
         while True:
             try:
                 frame: Any = self._graph.pull()
-                # One for each step of the filter: this is half the price of to_ndarray(); the buffer is padded.
+                # One for each two steps of the filter: this is half the price of to_ndarray(); the buffer is padded.
                 pieces.append(np.frombuffer(frame.planes[0], np.float32, frame.samples))
             except BlockingIOError:  # FFmpeg's EAGAIN: it wants more input first
                 return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

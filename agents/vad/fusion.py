@@ -51,8 +51,11 @@ def confirm(
     Returns:
         The decisions that remain, and ``since`` and ``confirmed`` for the hops that follow.
     """
-    if not len(speech):
-        return speech, since, confirmed
+    # Most of the time nothing changes: the whole step is silence, or speech that is certain already.
+    if not speech.any():
+        return speech, min(since + len(speech), LONG_AGO), confirmed
+    if confirmed and since < closing_hops and speech.all():
+        return speech, 0, True
     hops = np.arange(len(speech))
     last_speech = np.maximum.accumulate(np.where(speech, hops, -1 - since))
     before = np.concatenate([[-1 - since], last_speech[:-1]])

@@ -123,6 +123,12 @@ def _measure(power: NDArray[np.float32]) -> _Spectra:
     return _Spectra(bands, bands.sum(axis=1) > _SPEECH_FLOOR, flatness, *_lines(power))
 
 
+def _mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return each row's mean over the bands; for so few rows ``mean`` itself costs four times as much."""
+    mean: NDArray[np.float32] = np.add.reduce(values, axis=1) / np.float32(_BANDS)
+    return mean
+
+
 def _threshold(noise: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the ratio that speech must exceed, from the noise's power in all bands."""
     noise_db = 10 * np.log10(np.ascontiguousarray(noise))
@@ -168,9 +174,11 @@ class Traditional:
         spectra = _measure(power)
         margins = np.ones(len(states), np.float32) if margins_db is None else np.float32(10) ** (margins_db / np.float32(10))
         firsts = np.cumsum(counts) - counts
+        alike = counts[0] == counts[-1]
         for hop in range(int(counts[0])):
             channels = int(np.searchsorted(-counts, -hop))  # those that have this many hops come first
-            rows = firsts[:channels] + hop
+            # Where all have as many, as they mostly do, the rows are evenly spaced, and nothing need be copied.
+            rows = slice(hop, None, int(counts[0])) if alike else firsts[:channels] + hop
             speech[rows] = _advance(_Spectra(*(measure[rows] for measure in spectra)), states[:channels], margins[:channels])
         return speech, states
 
@@ -178,11 +186,11 @@ class Traditional:
 def _advance(now: _Spectra, states: NDArray[np.float32], margins: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Judge one hop of each channel and move the states, in place, past it."""
     noise = states[:, _NOISE]
-    ratio = np.minimum(now.bands / noise, _RATIO_CAP).mean(axis=1)
+    ratio = _mean(np.minimum(now.bands / noise, _RATIO_CAP))
     tone = _follow_tone(now, states)
     states[:, _FLATNESS] += (now.flatness - states[:, _FLATNESS]) * _FLATNESS_AVERAGE
     flat = (states[:, _FLATNESS] > _FLAT) & (now.flatness > _FLAT_NOW)
-    speech = now.loud & (ratio > _threshold(noise.sum(axis=1)) * margins) & ~tone & ~flat
+    speech = now.loud & (ratio > _threshold(np.add.reduce(noise, axis=1)) * margins) & ~tone & ~flat
 
     silent = states[:, _SILENT] = np.where(speech, 0, states[:, _SILENT] + 1)
     _follow_noise(now, states, silent)
@@ -208,7 +216,7 @@ def _follow_tone(now: _Spectra, states: NDArray[np.float32]) -> NDArray[np.bool_
 def _follow_noise(now: _Spectra, states: NDArray[np.float32], silent: NDArray[np.float32]) -> None:
     """Move the noise estimates: down at once, up only in silence, or where nothing has changed for long."""
     mean = states[:, _MEAN]
-    change = (np.maximum(now.bands, mean) / np.maximum(np.minimum(now.bands, mean), _NOISE_FLOOR)).mean(axis=1)
+    change = _mean(np.maximum(now.bands, mean) / np.maximum(np.minimum(now.bands, mean), _NOISE_FLOOR))
     steady = states[:, _STEADY] = np.where(change < _STEADY_RATIO, np.maximum(states[:, _STEADY] - 1, 0), _STEADY_HOPS)
     mean += (now.bands - mean) * _AVERAGE
 

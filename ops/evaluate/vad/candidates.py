@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agents.vad.decode import to_int16
 from agents.vad.detectors import Channel, Detectors, Thresholds
 from agents.vad.front import Front
-from agents.vad.fusion import LONG_AGO, confirm
+from agents.vad.fusion import EVEN, LONG_AGO, confirm
 from agents.vad.spectrum import HOP_SAMPLES
 from schemas.records import SAMPLE_RATE_HZ
 from streams.errors import UserError
@@ -79,34 +79,58 @@ def _tiny_scores(settings: Settings) -> Callable[[Sequence[Samples]], list[Verdi
     from agents.vad.tiny.detector import TinyDetector
 
     tiny = TinyDetector(settings.vad_backend)
+    closing_hops = Thresholds.of(settings).closing_hops
+
+    def spectra(samples: Samples, count: int) -> NDArray[np.float32]:
+        front = Front(0, denoise=settings.vad_denoise, lookback_samples=WINDOW_SAMPLES - HOP_SAMPLES)
+        front.push(samples, SAMPLE_RATE_HZ)
+        front.finish(count * HOP_SAMPLES)
+        audio = front.heard[HOP_SAMPLES - WINDOW_SAMPLES : count * HOP_SAMPLES]
+        return power_spectra(np.lib.stride_tricks.sliding_window_view(audio, WINDOW_SAMPLES)[::HOP_SAMPLES])
 
     def judge(channels: Sequence[Samples]) -> list[Verdict]:
-        verdicts = []
-        for samples in channels:
-            hops = len(samples) // HOP_SAMPLES
-            count = -(-(hops + tiny.delay_hops) // tiny.unit_hops) * tiny.unit_hops
-            front = Front(0, denoise=settings.vad_denoise, lookback_samples=WINDOW_SAMPLES - HOP_SAMPLES)
-            front.push(samples, SAMPLE_RATE_HZ)
-            front.finish(count * HOP_SAMPLES)
-            audio = front.heard[HOP_SAMPLES - WINDOW_SAMPLES : count * HOP_SAMPLES]
-            windows = np.lib.stride_tricks.sliding_window_view(audio, WINDOW_SAMPLES)[::HOP_SAMPLES]
-            score, _ = tiny(power_spectra(windows), np.array([count]), tiny.fresh()[np.newaxis])
-            score = score[tiny.delay_hops : tiny.delay_hops + hops]
+        hops = np.array([len(samples) // HOP_SAMPLES for samples in channels])
+        counts = -(-(hops + tiny.delay_hops) // tiny.unit_hops) * tiny.unit_hops
+        order = np.argsort(-counts, kind="stable")
+        power = np.concatenate([spectra(channels[index], counts[index]) for index in order])
+        said, _ = tiny(power, counts[order], np.stack([tiny.fresh()] * len(order)))
+        verdicts = [Verdict(np.zeros(0, np.bool_))] * len(channels)
+        for index, late in zip(order.tolist(), np.split(said, np.cumsum(counts[order])[:-1]), strict=True):
+            score = late[tiny.delay_hops : tiny.delay_hops + hops[index]]
             certain = score > settings.vad_onset
-            closing_hops = Thresholds.of(settings).closing_hops
             speech, _, _ = confirm(score > settings.vad_threshold, certain, closing_hops, LONG_AGO, False)
-            verdicts.append(Verdict(speech, score))
+            verdicts[index] = Verdict(speech, score)
         return verdicts
 
     return judge
 
 
 def _silero(_: Settings) -> Callable[[Sequence[Samples]], list[Verdict]]:
-    from ops.train.vad.labels import silero_probabilities
+    from agents.vad.silero import Silero
+
+    silero = Silero()
+    window, context = silero.window_samples, silero.context_samples
 
     def judge(channels: Sequence[Samples]) -> list[Verdict]:
-        scores = [silero_probabilities(samples) for samples in channels]
-        return [Verdict(score > 0.5, score) for score in scores]
+        order = sorted(range(len(channels)), key=lambda index: -len(channels[index]))
+        counts = np.array([-(-len(channels[index]) // window) for index in order])
+        padded = [
+            np.pad(channels[index], (context, count * window - len(channels[index]))) for index, count in zip(order, counts, strict=True)
+        ]
+        states = np.zeros((len(order), silero.state_size), np.float32)
+        said = np.zeros((len(order), counts[0]), np.float32)
+        for number in range(counts[0]):
+            active = int((counts > number).sum())
+            first = number * window
+            batch = np.stack([samples[first : first + context + window] for samples in padded[:active]])
+            said[:active, number], states[:active] = silero(batch, states[:active])
+        verdicts = [Verdict(np.zeros(0, np.bool_))] * len(channels)
+        for row, index in enumerate(order):
+            # A hop has the probability of the window that holds its middle.
+            middles = np.arange(len(channels[index]) // HOP_SAMPLES) * HOP_SAMPLES + HOP_SAMPLES // 2
+            score = said[row, middles // window]
+            verdicts[index] = Verdict(score > EVEN, score)
+        return verdicts
 
     return judge
 

@@ -56,7 +56,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         cancelled: how many were begun and taken back.
         regions: how many there are.
         seconds: how much was heard.
-        word_errors: word errors of the recogniser on its segments; None where not measured.
+        word_errors: the share of words that are wrong on its segments, by set and recogniser; None where not measured.
     """
 
     false_trigger_rate: float | None
@@ -71,7 +71,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int
     regions: int
     seconds: float
-    word_errors: float | None = None
+    word_errors: dict[str, float] | None = None
 
 
 def segments_of(speech: NDArray[np.bool_], rules: Rules, samples: int) -> tuple[list[Segment], int]:
@@ -136,7 +136,7 @@ class Tally:
             self.onsets.append((segment.onset - begin) * _HOP_MS)
             self.ends.append((segment.last - end) * _HOP_MS)
 
-    def figures(self, cpu_ms: float | None = None, word_errors: float | None = None) -> Figures:
+    def figures(self, cpu_ms: float | None = None, word_errors: dict[str, float] | None = None) -> Figures:
         """Return what it comes to."""
         kept = _share(self.kept_hops, self.speech_hops)
         return Figures(

@@ -19,6 +19,7 @@ from ops.evaluate.vad.measure import Figures, Segment, Tally, segments_of
 from ops.evaluate.vad.plots import roc, timeline
 from ops.evaluate.vad.testset import TestScene, build, write_manifest
 from ops.evaluate.vad.words import Recogniser
+from ops.train.vad.sources import Split
 from streams.settings import Settings
 
 __all__ = ["Evaluation"]
@@ -26,8 +27,8 @@ __all__ = ["Evaluation"]
 #: A table in a file need not be folded.
 _PIPED_WIDTH: Final = 200
 
-#: So many scenes are judged in one call: enough for batches, little enough for memory.
-_BATCH: Final = 8
+#: So many scenes are judged in one call: enough for batches, little enough for memory (a scene's spectra take 3 MB).
+_BATCH: Final = 32
 
 
 class Evaluation:
@@ -38,14 +39,25 @@ class Evaluation:
         names: the detectors.
         snrs_db: ratios of speech to noise.
         settings: the configuration.
-        words: whether word errors are counted too.
+        split: whose speakers and noises.
+        engines: which recognisers' word errors are counted too.
 
     Raises:
         UserError: a detector or a recording is missing.
     """
 
-    def __init__(self, audio_dir: Path, names: Sequence[str], snrs_db: Sequence[int], settings: Settings, *, words: bool) -> None:
-        self._audio_dir, self._snrs_db, self._settings, self._words = audio_dir, snrs_db, settings, words
+    def __init__(
+        self,
+        audio_dir: Path,
+        names: Sequence[str],
+        snrs_db: Sequence[int],
+        settings: Settings,
+        *,
+        split: Split = "held_out",
+        engines: Sequence[str] = (),
+    ) -> None:
+        self._audio_dir, self._snrs_db, self._settings, self._split = audio_dir, snrs_db, settings, split
+        self._recognisers: Final = [Recogniser(audio_dir, settings, engine, split) for engine in engines]
         self._candidates: Final[list[Candidate]] = [candidate(name, settings) for name in names]
         self._console: Final = Console(stderr=True)
         self.scenes: list[TestScene] = []
@@ -53,18 +65,17 @@ class Evaluation:
         self.segments: dict[str, list[list[Segment]]] = {}
         #: By detector, then by part of the set: ``all``, how the noise was made, its kind, the ratio.
         self.figures: dict[str, dict[str, Figures]] = {}
-        #: The share of words that are wrong with the true boundaries.
-        self.reference_word_errors: float | None = None
+        #: The share of words that are wrong with the true boundaries, by set and recogniser.
+        self.reference_word_errors: dict[str, float] = {}
 
     def run(self) -> None:
         """Do the work."""
         self._console.print("building the set")
-        self.scenes = build(self._audio_dir, self._snrs_db)
+        self.scenes = build(self._audio_dir, self._snrs_db, self._split)
         rules = Rules.of(self._settings)
-        recogniser = Recogniser(self._audio_dir, self._settings) if self._words else None
-        if recogniser is not None:
-            self._console.print("recognising words within the true boundaries")
-            self.reference_word_errors = recogniser.of_reference()
+        for recogniser in self._recognisers:
+            self._console.print(f"recognising words within the true boundaries: {recogniser.engine}")
+            self.reference_word_errors |= recogniser.of_reference()
         for each in self._candidates:
             batches = range(0, len(self.scenes), _BATCH)
             verdicts: list[Verdict] = []
@@ -78,7 +89,7 @@ class Evaluation:
                 for part in _parts(scene):
                     tallies[part].add(scene, found, cancelled)
             cost = cost_of(each, self.scenes[0].samples)
-            errors = recogniser.of(each) if recogniser is not None else None
+            errors = {place: rate for recogniser in self._recognisers for place, rate in recogniser.of(each).items()}
             self.figures[each.name] = {
                 part: tally.figures(cost, errors) if part == "all" else tally.figures() for part, tally in tallies.items()
             }
@@ -111,19 +122,32 @@ class Evaluation:
             table = Table(title=title, title_justify="left")
             for column in ("set", "detector", "false triggers", "noise time", "merge accuracy", "speech kept", "onset P50/P95 ms"):
                 table.add_column(column, justify="left" if column in ("set", "detector") else "right")
-            for column in ("end P50/P95 ms", "segments", "cancelled", "regions", "CPU ms/ch·s", "word errors"):
+            for column in ("end P50/P95 ms", "segments", "cancelled", "regions", "CPU ms/ch·s"):
                 table.add_column(column, justify="right")
             for part in chosen:
                 for name, figures in self.figures.items():
                     table.add_row(part, name, *_row(figures[part]))
             console.print(table)
-        if self.reference_word_errors is not None:
-            console.print(f"Word errors with the true boundaries: {self.reference_word_errors:.1%}")
+        if self.reference_word_errors:
+            console.print(self._words_table())
+
+    def _words_table(self) -> Table:
+        table = Table(title="Word errors downstream, and how many more than with the true boundaries", title_justify="left")
+        table.add_column("boundaries")
+        for place in self.reference_word_errors:
+            table.add_column(place, justify="right")
+        table.add_row("true", *(f"{rate:.1%}" for rate in self.reference_word_errors.values()))
+        for name, parts in self.figures.items():
+            errors = parts["all"].word_errors or {}
+            more = {place: errors[place] - rate for place, rate in self.reference_word_errors.items()}
+            table.add_row(name, *(f"{errors[place]:.1%} ({each:+.1%})" for place, each in more.items()))
+        return table
 
     def _as_json(self) -> dict[str, Any]:
         return {
             "scenes": len(self.scenes),
             "seconds": round(sum(scene.seconds for scene in self.scenes), 2),
+            "split": self._split,
             "reference_word_errors": self.reference_word_errors,
             "settings": {name: getattr(self._settings, name) for name in type(self._settings).model_fields if name.startswith("vad")},
             "detectors": {
@@ -157,5 +181,4 @@ def _row(figures: Figures) -> list[str]:
         str(figures.cancelled),
         str(figures.regions),
         "" if figures.cpu_ms_per_channel_second is None else f"{figures.cpu_ms_per_channel_second:.3f}",
-        share(figures.word_errors),
     ]

@@ -1,7 +1,8 @@
 """Which recordings there are, who speaks in them, and which of them training never hears.
 
 ``sources.tsv`` names every recording by its path below the audio folder, with its licence and where it comes from. A recording, a
-speaker and a noise belong to one split each: *train*, or *held_out* for the evaluation.
+speaker, a noise and a piece of music belong to one split each: *train*; *development*, on which thresholds and the like are chosen; or
+*held_out*, for the evaluation alone.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from streams.errors import UserError
 
 __all__ = ["SPLITS", "Kind", "Recording", "Split", "of_kind", "read_audio", "recordings"]
 
-Split = Literal["train", "held_out"]
+Split = Literal["train", "development", "held_out"]
 Kind = Literal["speech", "digits", "noise", "keyboard", "music", "tone"]
 
-SPLITS: Final[tuple[Split, ...]] = ("train", "held_out")
+SPLITS: Final[tuple[Split, ...]] = ("train", "development", "held_out")
 #: G.711 without any header.
 _ALAW_SUFFIX: Final = ".alaw"
 _TELEPHONE_HZ: Final = 8_000

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agents.features.fbank import Fbank
 from agents.vad.session import LONGEST_FILLED_GAP_SAMPLES
 from agents.vad.snapshot import SnapshotError
+from ops.demo.calls import mulaw
 from schemas.records import (
     AudioFrame,
     Coverage,
@@ -48,6 +50,43 @@ async def test_no_first_and_no_last_word_is_lost(call, ear, load):
         assert spans[0][0] / 16_000 < first_s - 0.1
         assert spans[-1][1] / 16_000 > last_s + 0.1
         assert sum(end - start for start, end in spans) / 16_000 < last_s - first_s + 1
+
+
+def weak_sound(kind, rng):
+    """A weak consonant, 120 ms: 25 to 30 dB under the vowel that follows."""
+    length = 1_920
+    if kind == "m":  # a murmur, as at the start of "没有"
+        seconds = np.arange(length) / 16_000
+        sound = sum(np.sin(2 * np.pi * 125 * order * seconds) / order**2 for order in range(1, 5))
+    else:  # hiss: of an "s" above 4 kHz, of an "f" everywhere
+        spectrum = np.fft.rfft(rng.standard_normal(length))
+        spectrum[: round(4_000 * length / 16_000) if kind == "s" else round(1_000 * length / 16_000)] = 0
+        sound = np.fft.irfft(spectrum, length)
+    return sound / np.abs(sound).max()
+
+
+@pytest.mark.parametrize("kind", ["s", "f", "m"])
+@pytest.mark.parametrize("name", ["en/librispeech_1995-1837-0001.wav", "zh/aishell1_BAC009S0724W0121.wav"])
+@pytest.mark.parametrize("line", ["wide", "telephone"])
+async def test_preroll_keeps_a_weak_first_sound(call, ear, load, kind, name, line):
+    rng = np.random.default_rng(13)
+    words = load(name).astype(np.float64)
+    loud = np.flatnonzero(np.abs(words) > 0.2 * np.abs(words).max())[0]
+    words = words[loud - 160 :]
+    weak = weak_sound(kind, rng) * np.abs(words).max() * 10 ** (-25 / 20)
+    quiet = 16_000
+    audio = np.concatenate([np.zeros(quiet), weak, words, np.zeros(quiet)]) + rng.normal(0, 5, 2 * quiet + len(weak) + len(words))
+    pcm = audio.clip(-32_768, 32_767).astype("<i2")
+    ours = call().start()
+    if line == "telephone":
+        ours.g711(mulaw(pcm[::2]).tobytes(), 1_600)
+    else:
+        ours.pcm(pcm)
+    heard = await ear().hear(ours.end().inputs)
+    start, _ = spans_of(heard)[0]
+    assert quiet - 8_000 < start <= quiet
+    first = heard.of(SpeechChunk)[0]
+    assert first.position_samples == start
 
 
 async def test_a_word_that_the_call_ends_in_is_kept_to_its_end(call, ear, load):
@@ -418,7 +457,7 @@ async def test_frames_missing_at_the_end_are_a_gap(call, ear, speech):
 
 async def test_a_timeout_acts_only_when_the_log_agrees(call, ear, load):
     ours = call().start().pcm(load("en/librispeech_1995-1837-0001.wav")[:32_000])
-    heard = await ear().hear(ours.inputs)
+    heard = await ear(session_lost_ms=30_000).hear(ours.inputs)
     assert heard.of(SegmentStart)
     last = ours.inputs[-1]
     timeout = Timeout(**ours.ids, position_samples=32_000, silent_ms=30_000)
@@ -428,6 +467,9 @@ async def test_a_timeout_acts_only_when_the_log_agrees(call, ear, load):
     segment, end = heard.of(SegmentEnd, SessionEnd)
     assert (segment.reason, segment.position_samples) == ("timeout", 32_000)
     assert (end.reason, end.position_samples) == ("timeout", 32_000)
+    # All that was said is out, to the last sample that came.
+    last = heard.of(SpeechChunk)[-1]
+    assert last.position_samples + len(last.pcm) // 2 == 32_000
     assert heard.core.snapshot(ours.key) is None
 
 
@@ -521,3 +563,27 @@ async def test_five_minutes_of_a_sine_give_the_same_decision_throughout(call, ea
         heard = await ear().hear(call().start().pcm(sine, frames).end().inputs, step=50)
         assert not heard.of(SegmentEnd)
         assert all(record.position_samples < 16_000 for record in heard.of(SegmentStart))
+
+
+async def test_five_minutes_of_a_sine_give_constant_features_and_no_drifting_phase(call, ear):
+    """What the recogniser hears of a sine of 1 kHz, 10 ms of which are ten whole periods: the same for each hop, also from 8 kHz."""
+    seconds, amplitude = 300, 8_000
+    extract = Fbank()
+    for rate_hz, frames in ((16_000, 592), (8_000, 1_600)):
+        sine = (amplitude * np.sin(2 * np.pi * 1_000 * np.arange(seconds * rate_hz) / rate_hz)).astype("<i2")
+        ours = call().start()
+        for begin in range(0, len(sine), frames):
+            piece = sine[begin : begin + frames]
+            ours.frame(piece.tobytes(), len(piece) * 16_000 // rate_hz, rate_hz=rate_hz)
+        heard = await ear(vad="off").hear(ours.end().inputs, step=50)
+        chunks = [chunk for chunk in heard.of(SpeechChunk) if len(chunk.pcm) == 2 * (CHUNK + LOOKAHEAD)][1:-1]
+        assert len(chunks) > 0.95 * seconds * 5
+        features = np.concatenate(extract([chunk.pcm for chunk in chunks]))
+        # The bands that hold the tone; in the others there is nothing but rounding.
+        tonal = features[:, features.mean(axis=0) > features.mean(axis=0).max() - 10]
+        assert np.ptp(tonal, axis=0).max() < 0.01
+        wave = np.exp(-2j * np.pi * 1_000 * np.arange(CHUNK) / 16_000)
+        phases = np.array([np.angle(np.frombuffer(chunk.pcm, "<i2")[:CHUNK] @ wave) for chunk in chunks])
+        starts = np.array([chunk.position_samples for chunk in chunks])
+        assert (starts % 16 == 0).all()
+        assert np.abs(phases + np.pi / 2).max() < 0.001

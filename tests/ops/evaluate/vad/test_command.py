@@ -62,6 +62,7 @@ def test_json_has_the_promised_keys_for_each_detector(two_scenes, tmp_path):
     [
         (["--audio-dir", "/nowhere/at/all"], "There is no folder /nowhere/at/all"),
         (["--audio-dir", ".", "--snrs", "loud"], "--snrs takes whole decibels"),
+        (["--audio-dir", ".", "--engine", "ears"], "There are no word errors of the engine 'ears'. Choose from whisper"),
         (["--audio-dir", ".", "--detectors", "ears"], "There is no detector 'ears'. Choose from fusion"),
     ],
 )

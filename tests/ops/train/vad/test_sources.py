@@ -1,8 +1,10 @@
-"""No recording, no speaker and no noise of the evaluation is ever heard in training."""
+"""Training, the choice of thresholds, and the evaluation share no recording, no speaker, no noise and no piece of music."""
 
 import csv
 from fnmatch import fnmatch
 from importlib import resources
+from itertools import combinations, product
+from pathlib import PurePath
 
 import pytest
 
@@ -23,39 +25,55 @@ def test_every_source_names_where_it_is_from_and_its_licence():
         assert "://" not in row["source"]
 
 
-def test_no_path_is_in_both_splits():
-    train, held_out = ([row["path"] for row in rows() if row["split"] == split] for split in SPLITS)
-    assert train
-    assert held_out
-    for one in train:
-        for other in held_out:
-            assert not fnmatch(one, other)
-            assert not fnmatch(other, one)
-            assert one.replace("*", "x") != other.replace("*", "x")
+PAIRS = list(combinations(SPLITS, 2))
 
 
-def test_no_speaker_is_in_both_splits():
-    speakers = {split: {row["speaker"] for row in rows() if row["split"] == split and "*" not in row["speaker"]} - {""} for split in SPLITS}
-    assert not speakers["train"] & speakers["held_out"]
+def of(split):
+    return [row for row in rows() if row["split"] == split]
 
 
-def test_no_noise_is_in_both_splits():
-    noises = {split: {row["path"] for row in rows() if row["split"] == split and not row["speaker"]} for split in SPLITS}
-    assert not noises["train"] & noises["held_out"]
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_no_path_is_in_two_splits(one, other):
+    assert of(one)
+    for mine, theirs in product(of(one), of(other)):
+        assert not fnmatch(mine["path"], theirs["path"])
+        assert not fnmatch(theirs["path"], mine["path"])
+        assert mine["path"].replace("*", "x") != theirs["path"].replace("*", "x")
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+@pytest.mark.parametrize("what", ["speaker", "source"])
+def test_no_speaker_and_no_source_is_in_two_splits(one, other, what):
+    """Of collections, whose one source holds many speakers or noises, files and speakers are compared."""
+    several = {"Picovoice/speech-to-intent-benchmark", "Jakobovski/free-spoken-digit-dataset"}
+    bare = [{row[what].partition(" (")[0] for row in of(split) if "*" not in row[what]} - {""} - several for split in (one, other)]
+    packages = {source for source in bare[0] & bare[1] if source.startswith("Debian ") and ":" not in source}
+    assert not (bare[0] & bare[1]) - packages
+
+
+@pytest.mark.parametrize("kind", ["noise", "music", "keyboard", "tone"])
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_no_noise_and_no_piece_of_music_is_in_two_splits(one, other, kind):
+    pieces = [{PurePath(row["path"]).stem for row in of(split) if row["kind"] == kind} for split in (one, other)]
+    assert not pieces[0] & pieces[1]
+
+
+def test_every_split_has_music_noise_and_speech_of_its_own():
+    assert all({"speech", "digits", "noise", "music"} <= {row["kind"] for row in of(split)} for split in SPLITS)
 
 
 def test_speakers_named_by_files_are_apart_too(tmp_path):
-    """Orders name their speaker in the file's name, and their folder is their split: whoever is in both is noticed here."""
+    """Orders name their speaker in the file's name, and their folder is their split: whoever is in two is noticed here."""
     for row in rows():
-        path = tmp_path / row["path"].replace("*", "s01")
+        path = tmp_path / row["path"].replace("*", "s01_x")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "orders/train/s02_a.flac").touch()
-    (tmp_path / "orders/test/s03_b.flac").touch()
-    train, held_out = ({each.speaker for each in recordings(tmp_path, split)} for split in SPLITS)
-    assert {"order-s02"} <= train
-    assert {"order-s03"} <= held_out
-    assert "order-s02" not in held_out
+    (tmp_path / "orders/dev/s03_a.flac").touch()
+    (tmp_path / "orders/test/s04_b.flac").touch()
+    heard = [{each.speaker for each in recordings(tmp_path, split)} for split in SPLITS]
+    orders = [{speaker for speaker in speakers if speaker.startswith("order-")} - {"order-s01"} for speakers in heard]
+    assert orders == [{"order-s02"}, {"order-s03"}, {"order-s04"}]
 
 
 def test_what_is_missing_is_named(tmp_path):
