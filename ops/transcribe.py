@@ -240,6 +240,7 @@ def _label(source: FileSource) -> str:
 
 
 def _text_of(source: FileSource, view: SessionView) -> ChannelText:
+    from agents.inference.postprocess import run_on
     from connectors.results import to_ms
 
     segments = tuple(
@@ -257,7 +258,7 @@ def _text_of(source: FileSource, view: SessionView) -> ChannelText:
         file=str(source.path),
         channel=source.channel,
         label=_label(source),
-        text=" ".join(segment.text for segment in segments),
+        text=run_on(segment.text for segment in segments),
         segments=segments,
     )
 

@@ -13,14 +13,14 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Writer", "WritingOptions", "Written", "joined", "readable"]
+__all__ = ["Writer", "WritingOptions", "Written", "joined", "readable", "run_on"]
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,25 @@ def joined(units: str) -> str:
     """
     text = _NEEDLESS.sub("", _SPECIAL.sub("", units).strip()).replace("▁", " ")
     return " ".join(text.split()).lower()
+
+
+#: What is written without blanks around it: Chinese characters, and the wide stops and commas that come with them.
+_WIDE: Final = re.compile(rf"[{_CJK}\u3001-\u303f\uff01-\uff60]")
+
+
+def run_on(texts: Iterable[str]) -> str:
+    """Return texts one behind the other: a blank between two words, none beside Chinese.
+
+    >>> run_on(["Good morning.", "Two lattes?"])
+    'Good morning. Two lattes?'
+    >>> run_on(["你好。", "两杯拿铁。", "OK"])
+    '你好。两杯拿铁。OK'
+    """
+    whole = ""
+    for text in filter(None, texts):
+        beside_chinese = not whole or _WIDE.match(whole[-1]) or _WIDE.match(text[0])
+        whole += text if beside_chinese else f" {text}"
+    return whole
 
 
 # ---------------------------------------------------------------------- writing

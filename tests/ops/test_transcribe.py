@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from connectors.recorder.media import open_media
+from connectors.results import Results, SessionView
 from ops.cli import app
-from ops.transcribe import ChannelText, Format, Segment, _check_output, _open_all, _write, cues, render
-from schemas.records import Word
+from ops.transcribe import ChannelText, Format, Segment, _check_output, _open_all, _text_of, _write, cues, render
+from schemas.records import Transcript, Word
 from streams.errors import UserError
 
 
@@ -49,6 +51,38 @@ class TestText:
 
     def test_nothing_said(self) -> None:
         assert render([channel()], Format.TEXT) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "whole"),
+    [
+        (["你好。", "两杯拿铁。"], "你好。两杯拿铁。"),
+        (["两杯拿铁", "OK", "thank you"], "两杯拿铁OK thank you"),
+        (["Hello there.", "", "Thank you."], "Hello there. Thank you."),
+        ([], ""),
+    ],
+)
+def test_a_channels_text_is_written_as_its_language_is(said: list[str], whole: str) -> None:
+    results = Results()
+    ids = {"channel_id": "7", "session_id": "s", "conversation_id": "c"}
+    for number, text in enumerate(said):
+        results.apply(
+            Transcript(
+                **ids,
+                position_samples=number * 16_000,
+                segment=number,
+                kind="final",
+                end_sample=(number + 1) * 16_000,
+                text=text,
+                raw_text=text,
+                confidence=0.9,
+                covered_to_sample=(number + 1) * 16_000,
+            ),
+            arrived_us=0,
+        )
+    view = results.sessions.get("s") or SessionView("s", "7", "c")
+    (source,) = open_media(Path(__file__).parents[1] / "data" / "zh" / "aishell1_BAC009S0724W0121.wav")
+    assert _text_of(source, view).text == whole
 
 
 class TestJson:
