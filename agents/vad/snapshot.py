@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.vad.detectors import Listener
+from agents.vad.fusion import LONG_AGO
 from agents.vad.inspection import Notes
 from agents.vad.segmenter import Standing
 from schemas.records import VersionChange
@@ -73,8 +74,8 @@ class _PackedListener(msgspec.Struct, array_like=True):
     probability: float
     neural: bytes
     traditional: bytes
-    since: int
-    confirmed: bool
+    since: int | None = None
+    confirmed: bool = False
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -123,6 +124,11 @@ def unpack(state: bytes) -> tuple[Memory, Listener | None]:
         if (hearing := packed.listener) is not None:
             states = _from_bytes(hearing.neural), _from_bytes(hearing.traditional)
             opinions = np.frombuffer(hearing.opinions, np.uint8).astype(np.bool_)
+            since, confirmed = hearing.since, hearing.confirmed
+            if since is None:
+                # Speech that is forwarded already goes on.
+                confirmed = packed.memory.standing.open
+                since = 0 if confirmed else LONG_AGO
             listener = Listener(
                 hearing.next_hop,
                 hearing.next_heard,
@@ -130,8 +136,8 @@ def unpack(state: bytes) -> tuple[Memory, Listener | None]:
                 hearing.next_window,
                 np.float32(hearing.probability),
                 *states,
-                hearing.since,
-                hearing.confirmed,
+                since,
+                confirmed,
             )
     except (msgspec.MsgspecError, ValueError) as damage:
         raise SnapshotError(f"A snapshot of the VAD is damaged: {damage}") from damage
