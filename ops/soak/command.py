@@ -34,8 +34,8 @@ def soak(
     """Let many short calls go through one set of workers, faster than real time, and see whether anything grows.
 
     Calls open and close on a few lines, one after the other, while another
-    list of hotwords is pushed every 10 s. New calls wait while the workers
-    are behind. The system is one of its own (an embedded broker, or another
+    list of hotwords is pushed every 10 s and somebody opens the live page
+    and leaves it every second. New calls wait while the workers are behind. The system is one of its own (an embedded broker, or another
     namespace on the one that ASR_BOOTSTRAP_SERVERS names) in which minutes
     stand for weeks: results are kept for 60 s, audio for 120 s, and topics
     are cleaned within seconds, so that what must leave is seen leaving.

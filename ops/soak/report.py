@@ -90,7 +90,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(
         f"{report['calls']} of {tally['begun']} calls over in {report['seconds']:.0f} s ({a_second:.1f} a second); "
         f"frames: {tally['frames_sent']} sent, {tally['frames_answered']} answered, {tally['frames_lost']} lost; "
-        f"{tally['finals']} finals, {tally['finals_different']} different; {tally['hotwords_pushed']} lists of hotwords."
+        f"{tally['finals']} finals, {tally['finals_different']} different; {tally['hotwords_pushed']} lists of hotwords, "
+        f"{tally['visits']} visits to the live page."
     )
     for failure, times in tally["failures"].items():
         console.print(f"{times} times: {failure}", style="red", markup=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -40,6 +42,7 @@ _BACKLOG_PER_LINE: Final = 5
 _TICK_S: Final = 0.01
 #: After the calls: as long as something still comes, it is waited for.
 _QUIET_AFTER_S: Final = 20.0
+_VISIT_S: Final = 0.5
 _HOTWORDS_EVERY_S: Final = 10.0
 _HOTWORDS: Final = 200
 _CAUGHT_UP_S: Final = 60.0
@@ -112,6 +115,7 @@ class Tally:
         finals: finals.
         finals_different: finals that differ from those of an earlier call with the same audio.
         hotwords_pushed: lists of hotwords that were pushed.
+        visits: times that somebody looked at the live page and left.
         failures: what went wrong.
     """
 
@@ -123,7 +127,37 @@ class Tally:
     finals: int = 0
     finals_different: int = 0
     hotwords_pushed: int = 0
+    visits: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+
+
+class _Visitor:
+    """Somebody who looks at the live page for a moment, hangs up without a word, and comes back, again and again."""
+
+    def __init__(self, url: str) -> None:
+        self.visits = 0
+        self._url = f"{url}ws"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._visit()), name="visitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    async def _visit(self) -> None:
+        import aiohttp
+
+        while not self._over.is_set():
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with aiohttp.ClientSession() as session, session.ws_connect(self._url) as socket:
+                    await socket.receive(timeout=_VISIT_S)
+                    self.visits += 1
+                    await asyncio.sleep(_VISIT_S)
+                    if (connection := socket.get_extra_info("socket")) is not None and self.visits % 2:
+                        connection.shutdown(2)  # every other time without a goodbye
 
 
 class Soak:
@@ -155,6 +189,7 @@ class Soak:
             failed=self._failures.append,
             since_ms=dict.fromkeys((SESSIONS, TRANSCRIPTS, COVERAGE), 0),
         )
+        self._visitor = _Visitor(system.gateway_url)
         self._hotwords_s = 0.0
         self._random = np.random.default_rng(0)
 
@@ -163,9 +198,11 @@ class Soak:
         if not self._caught_up.wait(_CAUGHT_UP_S):
             raise UserError("Kafka does not answer readers", "See whether the broker is overloaded.")
         self._recorder.start()
+        self._visitor.start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self._visitor.stop()
         try:
             self._recorder.close()
         finally:
@@ -204,6 +241,7 @@ class Soak:
             self._look(show)
         while self._open and time.monotonic() - self._heard_s < _QUIET_AFTER_S:
             self._look(show)
+        tally.visits = self._visitor.visits
         with self._lock:
             for expected in self._open.values():
                 tally.failures[_unsettled(expected)] += 1
