@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
@@ -61,6 +62,26 @@ def test_template_is_complete_and_each_key_stands_in_it_once() -> None:
     keys = [line.partition("=")[0] for line in template.splitlines() if line and not line.startswith("#")]
     assert len(keys) == len(set(keys))
     assert {"process.roles", "node.id", "listeners", "log.dirs", "offset.metadata.max.bytes", "auto.create.topics.enable"} <= set(keys)
+
+
+def _properties(text: str) -> dict[str, str]:
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def test_production_and_the_embedded_broker_have_the_same_file_but_for_what_it_says_depends_on_the_place(tmp_path: Path) -> None:
+    template = (resources.files("ops.broker") / "server.properties").read_text()
+    broker = EmbeddedBroker(tmp_path, nodes=3)
+    nodes = broker._lay_out(lambda node_id, port, folder: server.Node(node_id, "127.0.0.1", port, folder, [], ThreadPoolExecutor(1), ()))
+    documented = _properties(template)
+    head = template.partition("# ---")[0]
+    for node in nodes:
+        running = _properties(node.config_file.read_text())
+        replaced = {key for key, value in running.items() if documented[key] != value}
+        named = {key for key in replaced if key in head}
+        replication = [key for key in documented if key in replaced - named]
+        assert "/".join(running[key] for key in replication) in head, "the head of the file names other replication settings"
+        assert named <= {"node.id", "controller.quorum.voters", "listeners", "advertised.listeners", "log.dirs"}
 
 
 def test_properties_are_replaced_in_place_and_comments_kept() -> None:
