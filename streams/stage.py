@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,8 @@ _READY_LIMIT: Final = 1_000
 #: Inputs that may be open (taken, not settled) before reading pauses: 20 s segments of 50 channels at 5 blocks a second.
 _OPEN_LIMIT: Final = 5_000
 _BACKPRESSURE_WAIT_S: Final = 0.01
+#: A machine under too much load may lose the same offset again and again; whoever writes here writes no offsets without data.
+_INSIST: Final = 10
 _HELD_BACK_LOOK_S: Final = 0.02
 #: Records of different channels gather this long for one step: one call of the core, one request to the broker for all of it.
 _GATHER_S: Final = 0.005
@@ -173,6 +176,8 @@ class Stage(Service, Emitter):
         self._offsets = offsets or OffsetStore(app)
         self._control = control
         self._lease = lease or Lease(math.inf)
+        #: How often an offset was asked for once more, though reading again had led past it.
+        self._insisted: Counter[tuple[TopicPartition, int]] = Counter()
         #: The group's generation in which the tenures were found to be ours.
         self._owned_in = -1
         #: What waits until the group has answered: whose it is, and what sends it.
@@ -259,12 +264,27 @@ class Stage(Service, Emitter):
                 metrics.HOLES.labels(self.route.stage, "reread").inc()
                 await self._seek(tenure, due)
                 return False
+            case Order.GONE if await self._is_there(tenure, due):
+                await self._seek(tenure, due)
+                return False
             case Order.GONE:
                 log.error("%s: offsets %d to %d of %s-%d are gone for good", self.shortlabel, due, offset - 1, *self._at(tenure))
                 metrics.HOLES.labels(self.route.stage, "gone").inc()
                 return True
             case _:
                 return False
+
+    async def _is_there(self, tenure: Tenure, offset: int) -> bool:
+        """Return whether the broker still has what did not come.
+
+        In the end: no, for offsets without data are there for ever.
+        """
+        at = self._at(tenure)
+        self._insisted[at, offset] += 1
+        if self._insisted[at, offset] > _INSIST:
+            return False
+        first, _ = (await self._offsets.log_ranges([at]))[at]
+        return offset >= first
 
     async def _seek(self, tenure: Tenure, offset: int) -> None:
         """Read on from an offset; not where a rebalance has taken the partition away meanwhile: its next owner begins where it should."""

@@ -67,7 +67,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         await super().on_start()
         consumer = self._ensure_consumer()
         _pace(consumer._fetcher)  # noqa: SLF001
-        lease: Lease = self.app.lease
+        lease: Lease = self.app.lease  # type: ignore[attr-defined] our app has one
         _confirm(consumer._coordinator, lease)  # noqa: SLF001
         self.add_future(self._tick(lease))
 
@@ -93,6 +93,15 @@ class Consumer(driver.Consumer):
 
     def _new_consumer_thread(self) -> _ConsumerThread:
         return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def _seek(self, partition: Any, offset: int) -> None:
+        """Seek on the consumer's own thread: elsewhere, what that thread is just unpacking would overrule it."""
+        thread = self._thread
+
+        async def seek() -> None:
+            thread.seek(partition, offset)
+
+        await thread.call_thread(seek)
 
     async def perform_seek(self) -> None:
         """Seek all partitions to their committed offsets, or to where their owner stands."""
