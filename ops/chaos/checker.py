@@ -18,7 +18,7 @@ import hashlib
 import io
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +40,8 @@ _FINGERPRINT_BYTES: Final = 8
 _READ_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 1.0
 _RETRY_S: Final = 0.1
-#: Findings that are told in full.
-_TOLD: Final = 50
+#: Findings of each kind that are told in full.
+_TOLD: Final = 10
 
 Canonical = tuple[Any, ...]
 
@@ -273,11 +273,13 @@ class Verdict:
     undecodable: int = 0
     sessions_not_closed: int = 0
     findings: list[str] = field(default_factory=list)
+    _told: Counter[str] = field(default_factory=Counter, repr=False)
 
     def tell(self, what: str, finding: str, count: int = 1) -> None:
-        """Count a finding, and keep the first ones in words."""
+        """Count a finding, and keep the first ones of its kind in words."""
         setattr(self, what, getattr(self, what) + count)
-        if len(self.findings) < _TOLD:
+        self._told[what] += 1
+        if self._told[what] <= _TOLD:
             self.findings.append(finding)
 
     @property

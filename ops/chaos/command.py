@@ -40,7 +40,9 @@ def chaos(
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", metavar="DIR", help="Where timeline.png, report.json and, with --keep, all logs go.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep logs, journals and audio of a run that found nothing, too.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep all: logs and journals of a run that found nothing, too, and the brokers' data.")
+    ] = False,
     json_file: JsonOption = None,
 ) -> None:
     """Prove that nothing is lost: kill processes under live calls, and compare every word with an undisturbed run.
@@ -139,7 +141,7 @@ def chaos(
         draw(outcome, folder / "timeline.png")
     except ModuleNotFoundError:
         console.print("No picture: matplotlib is not installed (pip install 'asr-streams\\[train]').", style="yellow")
-    _tidy(folder, keep=keep or bool(result["faults"]))
+    _tidy(folder, keep=keep or bool(result["faults"]), with_data=keep)
     show(result, console)
     console.print(f"Report and timeline: {folder}", markup=False, soft_wrap=True)
     if json_file is not None:
@@ -148,9 +150,10 @@ def chaos(
         raise typer.Exit(_EXIT_FAULTY)
 
 
-def _tidy(folder: Path, *, keep: bool) -> None:
-    """Leave the report and the timeline; the brokers' data never stay."""
-    shutil.rmtree(folder / "kafka", ignore_errors=True)
+def _tidy(folder: Path, *, keep: bool, with_data: bool) -> None:
+    """Leave the report and the timeline, where there are faults all logs, and the brokers' data only if they were asked for."""
+    if not with_data:
+        shutil.rmtree(folder / "kafka", ignore_errors=True)
     if keep:
         return
     for entry in folder.iterdir():

@@ -55,7 +55,7 @@ def as_json(outcome: Outcome, arguments: dict[str, Any]) -> dict[str, Any]:
             for kind in dict.fromkeys(f"{times.mark.kind} {times.mark.what}" for times in outcome.times)
         },
         "frame_latency_ms": _latency(outcome.answers),
-        "checked": {name: value for name, value in asdict(verdict).items() if name != "findings"},
+        "checked": {name: value for name, value in asdict(verdict).items() if name != "findings" and not name.startswith("_")},
         "findings": verdict.findings,
         "deaths": outcome.deaths,
         "committed_lag": {
