@@ -47,6 +47,8 @@ _HEARTBEATS_PER_SESSION_TIMEOUT: Final = 5
 #: The most that a rebalance waits for a stuck member.
 _REBALANCE_TIMEOUT_S: Final = 3.0
 _REQUEST_TIMEOUT_S: Final = 5.0
+#: How soon a topic that was made anew, or got more partitions, is noticed (Kafka's default: five minutes).
+_METADATA_MAX_AGE_MS: Final = 10_000
 #: Records that Faust may hold for a stage; the stage itself holds the rest.
 _STREAM_BUFFER_RECORDS: Final = 256
 _STATUS_INTERVAL_S: Final = 1.0
@@ -93,6 +95,7 @@ class StreamsApp(faust.App):
             stream_wait_empty=False,
             stream_buffer_maxsize=_STREAM_BUFFER_RECORDS,
             consumer_auto_offset_reset="earliest",
+            consumer_metadata_max_age_ms=_METADATA_MAX_AGE_MS,
             # So that the group itself tells which worker owns what.
             broker_client_id=settings.worker_name,
             broker_session_timeout=settings.session_timeout_ms / 1_000,
