@@ -139,7 +139,9 @@ def growths(samples: Sequence[Sample]) -> list[Growth]:
         lives[sample.life].append(sample)
     found = []
     for life, mine in lives.items():
-        warm = [sample for sample in mine if sample.at_us - mine[0].at_us >= _WARM_S * _US_PER_S]
+        # On a slow machine a start takes long, too.
+        begun_us = mine[0].at_us + max(_WARM_S * _US_PER_S, (mine[-1].at_us - mine[0].at_us) / 3)
+        warm = [sample for sample in mine if sample.at_us >= begun_us]
         seconds = (warm[-1].at_us - warm[0].at_us) / _US_PER_S if warm else 0.0
         third = len(warm) // 3
         if seconds < _JUDGED_S or not third:
