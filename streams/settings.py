@@ -161,6 +161,11 @@ class Settings(BaseSettings):
         "tiny.en", description="Model of the engine: a path, or a name found in the cache, in an installed package or on the hub."
     )
     model_dir: Path | None = Field(None, description="A WeNet model directory for the engine conformer; it wins over ASR_MODEL.")
+    final_engine: Literal["", "whisper"] = Field(
+        "",
+        description="A second pass over finished segments: its text stands beside the final as refined, and changes nothing; unset: none.",
+    )
+    final_model: str = Field("tiny.en", description="Model of the second pass, as ASR_MODEL.")
     language: str = Field("", description="Language where a session names none; unset: the model's own, or detected.")
     threads: int = Field(1, ge=1, description="CPU threads for each engine worker.")
     engine_workers: int = Field(2, ge=1, description="Finals that are decoded at the same time; for whisper partials too.")
@@ -217,6 +222,10 @@ class Settings(BaseSettings):
             raise ValueError(f"ASR_LM: there is no file {self.lm}")
         if self.engine == "conformer" and self.feature_kind not in ("auto", "fbank"):
             raise ValueError("ASR_FEATURE_KIND must be fbank or auto with ASR_ENGINE=conformer")
+        if self.final_engine and self.engine == self.final_engine:
+            raise ValueError(
+                f"ASR_FINAL_ENGINE={self.final_engine} is a second pass by the same engine: unset it, or set ASR_ENGINE to another"
+            )
         if self.vad_tail_ms > self.vad_closing_ms:
             raise ValueError("ASR_VAD_TAIL_MS must be at most ASR_VAD_CLOSING_MS: what comes later is not known to be silence yet")
         for channel, values in self.vad_channels.items():
@@ -245,15 +254,15 @@ class Settings(BaseSettings):
 
     @property
     def wants_pcm(self) -> bool:
-        """Whether the engine listens to audio itself."""
-        return self.engine == "whisper"
+        """Whether the engine or the second pass listens to audio itself."""
+        return "whisper" in (self.engine, self.final_engine)
 
     @property
     def features(self) -> Literal["fbank", "mfcc", "none"]:
         """The features to compute."""
         if self.feature_kind != "auto":
             return self.feature_kind
-        return "none" if self.wants_pcm else "fbank"
+        return "none" if self.engine == "whisper" else "fbank"
 
     def for_channel(self, channel_id: str) -> Settings:
         """Return the settings that are in force for a channel."""

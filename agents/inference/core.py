@@ -21,7 +21,8 @@ from agents.inference import metrics
 from agents.inference.batcher import Batcher
 from agents.inference.engine import Block, Engine, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.hotwords import Compiler, CompilerProcess, LiveHotwords
-from agents.inference.process import EngineProcess, engine_spec, hotword_model
+from agents.inference.process import EngineProcess, engine_spec, hotword_model, second_pass_settings
+from agents.inference.refining import SecondPass
 from schemas.records import (
     SAMPLE_RATE_HZ,
     AudioFlag,
@@ -129,6 +130,8 @@ class _Segment:
     #: The newest block taken: not done before the next one is, for a partial may still follow from it.
     latest: Input | None = None
     text: str = ""
+    #: All of it, for the second pass; nothing where there is none.
+    blocks: list[Block] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +148,8 @@ class _Outcome:
     from_offset: int = 0
     before: Facts | None = None
     final: FinalText | None = None
+    key: SegmentKey | None = None
+    blocks: list[Block] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -171,6 +176,7 @@ class InferenceCore(Core):
         engine: one that was started; unset: the settings' engine, in a process of its own, is started by :meth:`start`.
         control: what is pushed while calls are live; unset: nothing is.
         compiler: compiles hotwords; unset: one for the settings' model, in a process of its own, if the engine makes use of any.
+        second: the engine of the second pass, started; unset: the settings' one, if they name any.
     """
 
     def __init__(
@@ -181,6 +187,7 @@ class InferenceCore(Core):
         *,
         control: Control | None = None,
         compiler: Compiler | None = None,
+        second: Engine | None = None,
     ) -> None:
         self._settings = settings
         self._emitter = emitter
@@ -188,6 +195,10 @@ class InferenceCore(Core):
         self._control = control
         self._compiler = compiler
         self._hotwords: LiveHotwords | None = None
+        self._second_engine = second
+        self._second: SecondPass | None = None
+        #: Finals that are out, while their second pass is not.
+        self._refining: dict[SegmentKey, _Outcome] = {}
         self._batcher: Batcher | None = None
         self._failure: BaseException | None = None
         self._sessions: dict[SessionKey, _Session] = {}
@@ -212,9 +223,14 @@ class InferenceCore(Core):
             EngineError: the engine cannot be loaded.
         """
         if self._engine is None:
-            self._engine = await asyncio.to_thread(self._start_engine)
+            self._engine = await asyncio.to_thread(self._start_engine, self._settings)
         self._batcher = Batcher(self._engine, self)
         self._batcher.start()
+        if self._second_engine is None and self._settings.final_engine:
+            self._second_engine = await asyncio.to_thread(self._start_engine, second_pass_settings(self._settings))
+        if self._second_engine is not None:
+            self._second = SecondPass(self._second_engine, self._refined)
+            self._second.start()
         compiler = self._compiler or self._make_compiler()
         if self._control is not None and compiler is not None:
             self._hotwords = LiveHotwords(self._control, compiler, self._batcher.learn, self._ask_final)
@@ -224,6 +240,8 @@ class InferenceCore(Core):
         """End the engine."""
         if self._hotwords is not None:
             await self._hotwords.stop()
+        if self._second is not None:
+            await asyncio.to_thread(self._second.stop)
         if self._batcher is not None:
             await asyncio.to_thread(self._batcher.stop)
 
@@ -245,6 +263,11 @@ class InferenceCore(Core):
     def drop(self, key: SessionKey) -> None:
         """Forget a session; results that still come find nobody."""
         session = self._sessions.pop(key, None)
+        refining = [known for known, outcome in self._refining.items() if outcome.cause.key == key]
+        for segment_key in refining:
+            del self._refining[segment_key]
+        if self._second is not None:
+            self._second.drop(refining)
         if session is not None:
             for segment_key in [known for known, (segment, _) in self._segments.items() if segment.session is session]:
                 del self._segments[segment_key]
@@ -277,8 +300,8 @@ class InferenceCore(Core):
         saved = _Saved(_STATE_VERSION, facts, session.words, session.flags)
         return SessionState(offset, offset, msgspec.msgpack.encode(saved))
 
-    def _start_engine(self) -> Engine:
-        process = EngineProcess(engine_spec(self._settings), timeout_ms=self._settings.engine_timeout_ms)
+    def _start_engine(self, settings: Settings) -> Engine:
+        process = EngineProcess(engine_spec(settings), timeout_ms=settings.engine_timeout_ms)
         process.start()
         return process
 
@@ -402,7 +425,12 @@ class InferenceCore(Core):
         answer = _Answer(cause, record.frames, end_sample, segment, taken=False)
         segment.waiting.append(answer)
         session.answers.append(answer)
-        self._to_engine.put(Block(key=segment.key, chunk=record.chunk, hops=record.hops, features=record.features, pcm=record.pcm or b""))
+        block = Block(key=segment.key, chunk=record.chunk, hops=record.hops, features=record.features, pcm=record.pcm or b"")
+        if self._second is not None:
+            segment.blocks.append(msgspec.structs.replace(block, features=b"", quiet=True))
+            if record.features:  # the first engine takes those
+                block = msgspec.structs.replace(block, pcm=b"")
+        self._to_engine.put(block)
 
     def _end_segment(self, session: _Session, cause: Input, record: SegmentEnd) -> None:
         segment = session.segment
@@ -448,6 +476,8 @@ class InferenceCore(Core):
             hotword_version=hotword_version,
             from_offset=segment.from_offset,
             before=segment.before,
+            key=segment.key,
+            blocks=segment.blocks,
         )
         session.outcomes.append(outcome)
         self._segments[segment.key] = segment, outcome
@@ -605,6 +635,8 @@ class InferenceCore(Core):
                 self._emitter.emit(cause, (self._cancelled(outcome), log))
             else:
                 self._emit_final(session, outcome, outcome.final)
+                if self._begins_second_pass(outcome):
+                    continue  # it is done when that is
             self._emitter.done(cause)
 
     def _emit_final(self, session: _Session, outcome: _Outcome, final: FinalText) -> None:
@@ -617,6 +649,31 @@ class InferenceCore(Core):
             event, told = "failed", final.error
         log = self._log(record, outcome.start_sample, event, told, final.confidence)
         self._emitter.emit(outcome.cause, (self._final(outcome, final), self._session(session, record, outcome.facts), log))
+
+    # ------------------------------------------------------------------ the second pass
+
+    def _begins_second_pass(self, outcome: _Outcome) -> bool:
+        if self._second is None or outcome.key is None or not outcome.blocks:
+            return False
+        key, blocks = outcome.key, outcome.blocks
+        outcome.blocks = []
+        self._refining[key] = outcome
+        opening = Opening(key=key, start_sample=outcome.start_sample, language=outcome.facts.language)
+        if self._second.take(opening, blocks, Finish(key=key, end_sample=outcome.end_sample)):
+            return True
+        del self._refining[key]
+        return False
+
+    def _refined(self, key: SegmentKey, refined: FinalText | None) -> None:
+        """Bring out what the second pass found."""
+        outcome = self._refining.pop(key, None)
+        if outcome is None or self._second is None:
+            return
+        if refined is not None:
+            final = self._final(outcome, refined)
+            fields = {"engine": self._second.engine.name, "model_digest": self._second.engine.model_digest, "hotword_version": ""}
+            self._emitter.emit(outcome.cause, (msgspec.structs.replace(final, kind="refined", **fields),))
+        self._emitter.done(outcome.cause)
 
     # ------------------------------------------------------------------ records
 

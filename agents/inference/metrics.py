@@ -12,6 +12,7 @@ __all__ = [
     "HOTWORD_LEFT_OUT",
     "HOTWORD_PHRASES",
     "HOTWORD_SECONDS",
+    "NOT_REFINED",
     "OVERLOADED",
     "SHED_SEGMENTS",
     "SPEAKING",
@@ -39,5 +40,6 @@ STEP_SECONDS = Histogram(
 STEP_LAG = Gauge("asr_engine_step_lag_seconds", "How long the block that waits longest has waited for its step.")
 FINAL_LAG = Gauge("asr_engine_final_lag_seconds", "How long the segment that waits longest has waited for its final.")
 SPEAKING = Gauge("asr_engine_speaking", "Segments that are open: channels that speak now.")
+NOT_REFINED = Counter("asr_segments_not_refined_total", "Segments without a second pass because it could not keep up, or is gone.")
 OVERLOADED = Gauge("asr_engine_overloaded", "1 while more channels speak than the engine can follow on this machine.")
 CHANNELS = Gauge("asr_engine_channels", "Channels of speech without a pause that the engine can follow on this machine; 0: not known yet.")

@@ -47,7 +47,7 @@ from agents.inference.frames import (
 from agents.inference.models import resolve, wenet_directory
 from streams.settings import Settings
 
-__all__ = ["EngineProcess", "engine_spec", "hotword_model"]
+__all__ = ["EngineProcess", "engine_spec", "hotword_model", "second_pass_settings"]
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,12 @@ def engine_spec(settings: Settings) -> EngineSpec:
             "partial_interval_ms": settings.partial_interval_ms,
         },
     )
+
+
+def second_pass_settings(settings: Settings) -> Settings:
+    """Return the settings as the engine of the second pass has them."""
+    # No partials are wanted of it.
+    return settings.model_copy(update={"engine": settings.final_engine, "model": settings.final_model, "partial_interval_ms": 0})
 
 
 def hotword_model(settings: Settings) -> Path | None:
