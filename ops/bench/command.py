@@ -182,7 +182,7 @@ def engine(
 def sherpa(
     model_dir: ModelOption = None,
     p95_ms: Annotated[float, typer.Option("--p95-ms", min=1, help="Latency that 95 % of the frames must keep.")] = 100.0,
-    seconds: Annotated[float, typer.Option(min=3, max=19, help="How long each trial plays.")] = 6.0,
+    seconds: Annotated[float, typer.Option(min=3, max=19, help="How long each trial plays.")] = 5.0,
     precision: Annotated[_Precision | None, typer.Option(help="Of ours, besides fp32.  [the fastest one here]")] = None,
     json_file: JsonOption = None,
     plot: PlotOption = None,

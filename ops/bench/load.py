@@ -235,17 +235,17 @@ class SherpaRecogniser:
 
 
 def speech_tracks(channels: int, seconds: float, seed: int = 0) -> list[NDArray[np.int16]]:
-    """Return speech without long pauses for each channel, int16 at 16 kHz: bundled recordings, each channel in an order of its own."""
+    """Return speech without long pauses for each channel, int16 at 16 kHz: bundled recordings, drawn for each channel."""
     from ops.demo.calls import clips, read_clip
 
     length = round(seconds * SAMPLE_RATE_HZ)
     tracks = []
     for channel in range(channels):
         rng = np.random.default_rng((seed, channel))
-        pieces: list[NDArray[np.int16]] = []
-        while sum(map(len, pieces)) < length:
-            pieces += [read_clip(clips()[index].file) for index in rng.permutation(len(clips()))]
-        tracks.append(np.concatenate(pieces)[:length])
+        track = np.zeros(0, np.int16)
+        while len(track) < length:
+            track = np.concatenate((track, read_clip(clips()[rng.integers(len(clips()))].file)))
+        tracks.append(track[:length])
     return tracks
 
 

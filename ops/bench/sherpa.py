@@ -34,9 +34,9 @@ __all__ = ["BASELINE", "compare", "greedy_texts", "plain_text", "sherpa_recognis
 BASELINE: Final = "sherpa-onnx fp32"
 _BLOCK_FRAMES: Final = 5
 _LEFT_BLOCKS: Final = 8
-_FIRST_CHANNELS: Final = 16
-_MOST_CHANNELS: Final = 400
-_SLOTS: Final = 512
+_FIRST_CHANNELS: Final = 64
+_MOST_CHANNELS: Final = 800
+_RESOLUTION: Final = 0.06
 #: Clips that both must read alike.
 _TEXTS: Final = 20
 _SPECIAL: Final = re.compile(r"<[^<>]*>")
@@ -109,7 +109,7 @@ def _measure(case: _Case, p95_ms: float, seconds: float, tell: Callable[[str], N
         tell(f"{case.name}, {channels} channels: P95 {figure(load.latency.p95)} ms{'' if load.finished else ', fell behind'}")
         return load.holds(p95_ms)
 
-    most = most_channels(holds, _FIRST_CHANNELS, _MOST_CHANNELS)
+    most = most_channels(holds, _FIRST_CHANNELS, _MOST_CHANNELS, _RESOLUTION)
     trials = [
         {
             "channels": channels,
@@ -130,7 +130,7 @@ def _ours(model_dir: Path, precision: Precision, threads: int, max_batch: int = 
         device="cpu",
         precision=precision,
         threads=threads,
-        slots=_SLOTS,
+        slots=_MOST_CHANNELS,
         block_frames=_BLOCK_FRAMES,
         left_blocks=_LEFT_BLOCKS,
         numbers=False,

@@ -6,6 +6,7 @@ size of the cache, not from 0 as the models do, so the graph takes that off: pos
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -96,7 +97,14 @@ def quantise(file: Path, quantised: Path) -> None:
     """Write a model with its matrices in 8 bits, as sherpa-onnx's own export does."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(file, quantised, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8)
+    root = logging.getLogger()
+    level = root.level
+    # It recommends what sherpa-onnx's export does not do either.
+    root.setLevel(logging.ERROR)
+    try:
+        quantize_dynamic(file, quantised, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8)
+    finally:
+        root.setLevel(level)
 
 
 def write_tokens(loaded: LoadedModel, file: Path) -> None:
