@@ -64,6 +64,9 @@ _LOG_TEXT_CHARS: Final = 100
 _SOURCE_BYTES: Final = 96
 _NAME_BYTES: Final = 32
 _ENGINE_FAILED: Final = "engine_failed"
+_MODEL_CHANGED: Final = "model_changed"
+#: Enough of a digest to tell models apart.
+_DIGEST_CHARS: Final = 16
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -410,9 +413,18 @@ class InferenceCore(Core):
         key = SegmentKey(cause.key.session_id, number, next(self._openings))
         segment = session.segment = _Segment(key, session, start_sample, cause.offset, before)
         self._segments[key] = segment, None
-        self._learn(session, cause.record, state="open", model_digest=model_digest or self.engine.model_digest)
+        self._mark_change_of_model(session, cause, start_sample, model_digest or before.model_digest)
+        self._learn(session, cause.record, state="open", model_digest=self.engine.model_digest)
         self._to_engine.open(Opening(key=key, start_sample=start_sample, language=before.language, model_digest=model_digest))
         return segment
+
+    def _mark_change_of_model(self, session: _Session, cause: Input, start_sample: int, expected: str) -> None:
+        """Say so where a segment is decoded with another model than it names, or than the session's segments before it."""
+        digest = self.engine.model_digest
+        if expected and not digest.startswith(expected):
+            session.flags = tuple(sorted({*session.flags, _MODEL_CHANGED}))
+            told = f"{expected[:_DIGEST_CHARS]} -> {digest[:_DIGEST_CHARS]}"
+            self._emitter.emit(cause, (self._log(cause.record, start_sample, _MODEL_CHANGED, told),))
 
     def _take_block(self, session: _Session, cause: Input, record: FeatureBlock) -> None:
         segment = session.segment

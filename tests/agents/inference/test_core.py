@@ -17,7 +17,19 @@ from agents.inference.core import InferenceCore
 from agents.inference.engine import EngineError
 from agents.inference.instant import InstantEngine
 from schemas.codec import Codec
-from schemas.records import AudioFlag, Coverage, Heartbeat, LogEvent, Partial, Session, SessionRecord, Stamps, Transcript, VersionChange
+from schemas.records import (
+    AudioFlag,
+    Coverage,
+    Heartbeat,
+    LogEvent,
+    Partial,
+    SegmentStart,
+    Session,
+    SessionRecord,
+    Stamps,
+    Transcript,
+    VersionChange,
+)
 from streams.core import Input, SessionKey, SessionState
 from streams.errors import UserError
 from streams.settings import Settings
@@ -217,6 +229,49 @@ async def test_a_state_of_another_release_is_refused(call: SimpleNamespace) -> N
     core = InferenceCore(INSTANT, call.emitted(), InstantEngine())
     with pytest.raises(UserError, match="version 99"):
         core.load(SessionKey(0, "s"), SessionState(0, 0, msgspec.msgpack.encode((99,))))
+
+
+async def test_a_change_of_model_is_marked_where_it_happens(call: SimpleNamespace) -> None:
+    """A call that a worker with another model takes over: from the next segment that begins there, in the log and the session."""
+
+    class Newer(InstantEngine):
+        model_digest = "f" * 64
+
+    flow = call.flow()
+    flow.begin()
+    for _ in range(3):
+        flow.begin_segment()
+        flow.block()
+        flow.end_segment()
+    flow.end()
+    inputs = call.interleaved(flow)
+    before, after = call.emitted(), call.emitted()
+    async with running(before) as core:
+        await core.step(inputs[:4])
+        await before.settle(inputs[:4])
+        assert core.report.model_digest == InstantEngine.model_digest
+        state = core.snapshot(SessionKey(0, "s"))
+    assert state is not None
+    async with running(after, Newer()) as core:
+        core.load(SessionKey(0, "s"), state)
+        await core.step(inputs[4:])
+        await after.settle(inputs[4:])
+    changes = [(event.position_samples, event.text) for event in after.of(LogEvent) if event.event == "model_changed"]
+    assert changes == [(3_200, f"{InstantEngine.model_digest[:16]} -> {16 * 'f'}")], "once, where the first segment begins"
+    assert after.of(Session)[-1].flags == ("model_changed",)
+    assert {final.model_digest for final in after.finals()} == {"f" * 64}
+    assert [event.event for event in before.of(LogEvent)] == ["session_start", "final"]
+
+    # A segment that names a model, by the beginning of its digest, is decoded with that one or marked.
+    named = call.flow()
+    named.begin()
+    for digest in (InstantEngine.model_digest[:16], "e" * 16):
+        named.add(SegmentStart, segment=named.segment, model_digest=digest)
+        named.start = named.position
+        named.block()
+        named.end_segment()
+    _, emitted = await run(call, named)
+    assert [event.text.split()[0] for event in emitted.of(LogEvent) if event.event == "model_changed"] == ["e" * 16]
 
 
 async def test_the_stage_ends_with_the_engines_last_failure(call: SimpleNamespace) -> None:
