@@ -67,7 +67,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         await super().on_start()
         consumer = self._ensure_consumer()
         _pace(consumer._fetcher)  # noqa: SLF001
-        lease: Lease = self.app.lease  # type: ignore[attr-defined] our app has one
+        lease: Lease = self.app.lease  # type: ignore[attr-defined]  # our app has one
         _confirm(consumer._coordinator, lease)  # noqa: SLF001
         self.add_future(self._tick(lease))
 
