@@ -397,8 +397,10 @@ class Session:
                 yield SegmentStart(**identity, position_samples=start, segment=segment, model_digest=model_digest)
             case Closed(segment, start, end, reason):
                 yield from self._chunks(segment, start, end, audio, identity, last=True)
-                ending = {"start_sample": start, "reason": reason, "hotword_version": self._memory.hotword_version}
-                yield SegmentEnd(**identity, position_samples=end, segment=segment, **ending)
+                version = self._memory.hotword_version
+                yield SegmentEnd(
+                    **identity, position_samples=end, segment=segment, start_sample=start, reason=reason, hotword_version=version
+                )
             case Cancelled(segment, start, speech_end, end):
                 yield from self._chunks(segment, start, end, audio, identity, last=False)
                 yield SegmentCancelled(**identity, position_samples=speech_end, segment=segment, start_sample=start)
