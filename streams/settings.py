@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     )
     vad_threshold: float = Field(0.5, gt=0.0, lt=1.0, description="The neural detector calls speech what is more probable than this.")
     vad_onset: float = Field(
-        0.96, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
+        0.94, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
     )
     vad_margin_db: float = Field(
         0.0, ge=-20.0, le=20.0, description="Speech must stand out from noise by so much more than usual for the traditional detector."
@@ -152,7 +152,7 @@ class Settings(BaseSettings):
 
     # Features and inference
     engine: Literal["conformer", "whisper", "instant"] = Field(
-        "whisper",
+        "conformer",
         description="What recognises speech: conformer streams WeNet's models in one batch, whisper knows every word and answers later; "
         "instant answers at once with nothing, for measuring the rest.",
     )

@@ -10,7 +10,7 @@ What adapts goes hop by hop, over all channels at once.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,7 @@ def _measure(power: NDArray[np.float32]) -> _Spectra:
     return _Spectra(bands, bands.sum(axis=1) > _SPEECH_FLOOR, flatness, *_lines(power))
 
 
-def _mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _mean(values: NDArray[Any]) -> NDArray[np.float32]:
     """Return each row's mean over the bands; for so few rows ``mean`` itself costs four times as much."""
     mean: NDArray[np.float32] = np.add.reduce(values, axis=1) / np.float32(_BANDS)
     return mean
@@ -179,7 +179,8 @@ class Traditional:
             channels = int(np.searchsorted(-counts, -hop))  # those that have this many hops come first
             # Where all have as many, as they mostly do, the rows are evenly spaced, and nothing need be copied.
             rows = slice(hop, None, int(counts[0])) if alike else firsts[:channels] + hop
-            speech[rows] = _advance(_Spectra(*(measure[rows] for measure in spectra)), states[:channels], margins[:channels])
+            now: Any = (measure[rows] for measure in spectra)
+            speech[rows] = _advance(_Spectra(*now), states[:channels], margins[:channels])
         return speech, states
 
 

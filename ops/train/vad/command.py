@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 __all__ = ["main", "recipe"]
+
+_SHARDS: Final = 5
+_EPOCHS: Final = 13
 
 
 def recipe(
@@ -17,8 +20,8 @@ def recipe(
     ],
     work_dir: Annotated[Path, typer.Option("--work-dir", help="Where examples and checkpoints are kept.")] = Path("var/train/vad"),
     output: Annotated[Path, typer.Option("--output", help="The model to write.")] = Path("agents/vad/tiny/tiny_vad.onnx"),
-    shards: Annotated[int, typer.Option(min=1, help="How many shards of 400 scenes of 16 s to train on.")] = 9,
-    epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = 22,
+    shards: Annotated[int, typer.Option(min=1, help="How many shards of 400 scenes of 16 s to train on.")] = _SHARDS,
+    epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = _EPOCHS,
 ) -> None:
     """Train TinyVAD and write it as ONNX. What is there already is kept: run it again and it goes on where it stopped."""
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from agents.vad.front import Front
 from agents.vad.spectrum import HOP_SAMPLES, WINDOW_SAMPLES, power_spectra
 from agents.vad.tiny.bands import band_powers
+from agents.vad.tiny.network import LOG_GUARD
+from ops.train.vad.music import in_tempo, played
 from ops.train.vad.scenes import LINES, Clip, Scene, at_speed, babble, clips, compose, lose_packets, rms, send, string_digits, tilted
 from ops.train.vad.sounds import SOUNDS
 from ops.train.vad.sources import Split, of_kind, read_audio, recordings
@@ -31,6 +33,12 @@ _CLEAN_SNR_DB: Final = (30.0, 50.0)
 #: Levels of speech and of noise alone, in decibels of full scale.
 _SPEECH_DB: Final = (-42.0, -12.0)
 _NOISE_DB: Final = (-65.0, -15.0)
+#: How often what is drawn, if a scene has noise: recorded rooms, recorded music, music composed for the scene, babble; else generated.
+_NOISES: Final = (0.22, 0.14, 0.20, 0.09)
+#: So many scenes are denoised, as they are where the detector works by default.
+_DENOISED: Final = 0.65
+#: So many scenes hold no speech.
+_SPEECHLESS: Final = 0.2
 
 
 class Examples(NamedTuple):
@@ -64,14 +72,16 @@ class Material:
 
     def noise(self, rng: np.random.Generator, length: int) -> Samples:
         """Draw something to hear besides speech."""
-        kind = rng.random()
-        if kind < 0.24:
+        kind = int(np.searchsorted(np.cumsum(_NOISES), rng.random(), side="right"))
+        if kind == 0:
             noise = self._stretch(rng, self._noises, length)
-        elif kind < 0.46:
-            noise = self._stretch(rng, self._music, length)
+        elif kind == 1:
+            noise = self._stretch(rng, self._music, length, keeps_time=rng.random() < 0.5)
             if rng.random() < 0.3:
                 noise = noise + self._stretch(rng, self._music, length) * np.float32(rng.uniform(0.2, 1.5))
-        elif kind < 0.55:
+        elif kind == 2:
+            noise = played(rng, length)
+        elif kind == 3:
             noise = babble(rng, self._utterances, length)
         else:
             noise = SOUNDS[rng.choice(sorted(SOUNDS))](rng, length)
@@ -80,7 +90,7 @@ class Material:
     def scene(self, rng: np.random.Generator) -> Scene:
         """Draw a scene."""
         gaps_s = (0.3, float(rng.uniform(0.8, 4)))
-        if rng.random() < 0.15:
+        if rng.random() < _SPEECHLESS:
             gaps_s = (SCENE_SECONDS, SCENE_SECONDS)
         scene = compose(rng, _SCENE_SAMPLES, lambda: self.speech(rng, self._utterances), gaps_s, reverberant=rng.random() < 0.3)
         noise = self.noise(rng, _SCENE_SAMPLES)
@@ -106,14 +116,20 @@ class Material:
         return scene
 
     @staticmethod
-    def _stretch(rng: np.random.Generator, sounds: Sequence[Samples], length: int) -> Samples:
-        """Return a stretch of a recording, over and over if it is short; the longer a recording, the more often it is drawn."""
+    def _stretch(rng: np.random.Generator, sounds: Sequence[Samples], length: int, *, keeps_time: bool = False) -> Samples:
+        """Return a stretch of a recording, over and over if it is short; the longer a recording, the more often it is drawn.
+
+        It comes at another speed, pitch and all; or, if it keeps time, in another key and at a tempo that has nothing to do with it.
+        """
         weights = np.array([len(sound) for sound in sounds], float) ** 0.5
         sound = sounds[rng.choice(len(sounds), p=weights / weights.sum())]
         start = rng.integers(len(sound))
         # At another speed it is another instrument, another room.
         speed = float(rng.uniform(0.65, 1.5)) if rng.random() < 0.7 else 1.0
-        stretch = np.resize(np.roll(sound, -start), int(length * speed) + SAMPLE_RATE_HZ)
+        tempo = float(rng.uniform(0.7, 1.4)) if keeps_time else 1.0
+        stretch = np.resize(np.roll(sound, -start), int(length * speed * tempo) + 2 * SAMPLE_RATE_HZ)
+        if tempo != 1.0:
+            stretch = in_tempo(stretch, tempo)
         if speed != 1.0:
             stretch = soxr.resample(stretch, SAMPLE_RATE_HZ * speed, SAMPLE_RATE_HZ, quality="MQ")
         return stretch[:length].astype(np.float32)
@@ -132,15 +148,14 @@ def bands_of(heard: Samples) -> NDArray[np.float32]:
     return band_powers(power_spectra(sliding_window_view(heard, WINDOW_SAMPLES)[::HOP_SAMPLES]))
 
 
-def make(material: Material, seed: int, count: int, progress: Callable[[int], None] = lambda _: None) -> Examples:
+def make(material: Material, seed: int, count: int) -> Examples:
     """Draw scenes; each seed gives its own, half of them denoised."""
     bands, speech, doubtful = [], [], []
     for number in range(count):
         rng = np.random.default_rng((seed, number))
         scene = material.scene(rng)
-        heard = hear(scene.samples, denoise=bool(rng.random() < 0.5))
-        bands.append(np.log(bands_of(heard) + np.float32(1e-10)).astype(np.float16))
+        heard = hear(scene.samples, denoise=bool(rng.random() < _DENOISED))
+        bands.append(np.log(bands_of(heard) + np.float32(LOG_GUARD)).astype(np.float16))
         speech.append(scene.speech)
         doubtful.append(scene.doubtful)
-        progress(number)
     return Examples(np.stack(bands), np.stack(speech), np.stack(doubtful))

@@ -156,7 +156,7 @@ def _sound_font() -> Path:
 
 def _synth() -> tuple[Any, int]:
     try:
-        import tinysoundfont
+        import tinysoundfont  # type: ignore[import-untyped]
     except ModuleNotFoundError as missing:
         raise UserError("tinysoundfont is not installed", "Install it for training: pip install --no-deps tinysoundfont.") from missing
 
@@ -257,6 +257,6 @@ def in_tempo(samples: Samples, factor: float) -> Samples:
     pieces = []
     while True:
         try:
-            pieces.append(graph.pull().to_ndarray()[0])  # type: ignore[union-attr]
+            pieces.append(graph.pull().to_ndarray()[0])
         except (BlockingIOError, EOFError):
             return np.concatenate(pieces).astype(np.float32)

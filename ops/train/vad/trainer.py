@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +15,20 @@ from torch import Tensor
 
 from agents.vad.tiny.network import BLOCK_HOPS, DELAY_BLOCKS, STATE_SIZE, TinyVad
 from ops.train.vad.examples import Examples, Material, make
+from ops.train.vad.sources import Split
 
-__all__ = ["EPOCHS", "SHARDS", "prepare", "train"]
+__all__ = ["prepare", "train"]
 
-SHARDS: Final = 8
 SHARD_SCENES: Final = 400
-#: The seed of the shard that chooses the best epoch; training shards count from 0.
+#: The seed of the shard that chooses the best epoch, made of the development split; training shards count from 0.
 _CHECK_SEED: Final = 1_000_000
 _CHECK_SCENES: Final = 150
+#: After so many of all epochs, the scenes whose noise passes most for speech are mined: so large a share of all comes once more an epoch.
+_MINED_AFTER: Final = 0.35
+_MINED: Final = 0.2
+#: What passes for speech: hops of more than this probability.
+_FOOLED: Final = 0.8
 
-EPOCHS: Final = 24
 _BATCH_SCENES: Final = 16
 _RATE: Final = 3e-3
 _WARM_UP_STEPS: Final = 100
@@ -42,20 +46,31 @@ Say = Callable[[str], None]
 def prepare(audio_dir: Path, work_dir: Path, shards: int, say: Say) -> None:
     """Make the shards that are missing."""
     work_dir.mkdir(parents=True, exist_ok=True)
-    wanted = {work_dir / f"examples-{seed:07d}.npz": (seed, SHARD_SCENES) for seed in range(shards)}
-    wanted[work_dir / f"examples-{_CHECK_SEED:07d}.npz"] = _CHECK_SEED, _CHECK_SCENES
-    missing = {path: what for path, what in wanted.items() if not path.exists()}
+    _make_missing(audio_dir, work_dir, "development", [_CHECK_SEED], _CHECK_SCENES, say)
+    _make_missing(audio_dir, work_dir, "train", range(shards), SHARD_SCENES, say)
+
+
+def _make_missing(audio_dir: Path, work_dir: Path, split: Split, seeds: Iterable[int], scenes: int, say: Say) -> None:
+    missing = [seed for seed in seeds if not _shard(work_dir, seed).exists()]
     if not missing:
         return
-    say("reading and labelling recordings")
-    material = Material(audio_dir, "train")
-    for path, (seed, scenes) in missing.items():
+    say(f"reading and labelling recordings of the split {split}")
+    material = Material(audio_dir, split)
+    for seed in missing:
+        path = _shard(work_dir, seed)
         say(f"making {path.name}, {scenes} scenes")
-        examples = make(material, seed, scenes)
-        partial = path.with_suffix(".part")
-        with partial.open("wb") as file:
-            np.savez(file, **examples._asdict())
-        partial.replace(path)
+        _save(path, make(material, seed, scenes))
+
+
+def _shard(work_dir: Path, seed: int) -> Path:
+    return work_dir / f"examples-{seed:07d}.npz"
+
+
+def _save(path: Path, examples: Examples) -> None:
+    partial = path.with_suffix(".part")
+    with partial.open("wb") as file:
+        np.savez(file, **examples._asdict())
+    partial.replace(path)
 
 
 def _load(path: Path) -> Examples:
@@ -93,6 +108,34 @@ def _varied(logs: Tensor, generator: torch.Generator) -> Tensor:
     return logs + gain + tilt
 
 
+class _Shards:
+    """Examples side by side, with the wanted outputs and their weights."""
+
+    def __init__(self, parts: Sequence[Examples]) -> None:
+        targets = [_targets(part) for part in parts]
+        self.logs = np.concatenate([part.bands for part in parts])
+        self.wanted = np.concatenate([part[0] for part in targets])
+        self.weight = np.concatenate([part[1] for part in targets])
+
+    def loss(self, network: TinyVad, rows: NDArray[np.intp], generator: torch.Generator | None = None) -> Tensor:
+        logs = torch.from_numpy(self.logs[rows].astype(np.float32))
+        if generator is not None:
+            logs = _varied(logs, generator)
+        return _loss(network, logs, torch.from_numpy(self.wanted[rows]), torch.from_numpy(self.weight[rows]))
+
+    def fooling(self, network: TinyVad) -> NDArray[np.float32]:
+        """Return for each scene how much of its noise the network takes for speech."""
+        fooled = []
+        with torch.inference_mode():
+            for begin in range(0, len(self.logs), _BATCH_SCENES):
+                rows = slice(begin, begin + _BATCH_SCENES)
+                logs = torch.from_numpy(self.logs[rows].astype(np.float32))
+                speech = torch.sigmoid(network.logits(logs, torch.zeros(len(logs), STATE_SIZE))[0]).numpy()
+                noise = (self.weight[rows] > 0) & (self.wanted[rows] == 0)
+                fooled.append((((speech > _FOOLED) + speech) * noise).mean(axis=1))
+        return np.concatenate(fooled)
+
+
 def train(work_dir: Path, shards: int, epochs: int, say: Say) -> TinyVad:
     """Train on the shards; go on from the last saved epoch, if there is one.
 
@@ -102,14 +145,8 @@ def train(work_dir: Path, shards: int, epochs: int, say: Say) -> TinyVad:
     torch.manual_seed(1)
     network = TinyVad()
     optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-3)
-    parts = [_load(work_dir / f"examples-{seed:07d}.npz") for seed in range(shards)]
-    targets = [_targets(part) for part in parts]
-    logs = np.concatenate([part.bands for part in parts])
-    wanted = np.concatenate([part[0] for part in targets])
-    weight = np.concatenate([part[1] for part in targets])
-    check = _load(work_dir / f"examples-{_CHECK_SEED:07d}.npz")
-    check_wanted, check_weight = map(torch.from_numpy, _targets(check))
-    check_logs = torch.from_numpy(check.bands.astype(np.float32))
+    heard = _Shards([_load(_shard(work_dir, seed)) for seed in range(shards)])
+    check = _Shards([_load(_shard(work_dir, _CHECK_SEED))])
 
     saved = work_dir / "last.pt"
     done, best = 0, math.inf
@@ -119,27 +156,15 @@ def train(work_dir: Path, shards: int, epochs: int, say: Say) -> TinyVad:
         optimizer.load_state_dict(state["optimizer"])
         done, best = state["done"], state["best"]
         say(f"going on after epoch {done}")
-    steps_per_epoch = len(logs) // _BATCH_SCENES
     for epoch in range(done, epochs):
-        generator = torch.Generator().manual_seed(epoch)
-        order = torch.randperm(len(logs), generator=generator).numpy()
-        total = 0.0
-        for number in range(steps_per_epoch):
-            step = epoch * steps_per_epoch + number
-            progress = step / (epochs * steps_per_epoch)
-            for group in optimizer.param_groups:
-                group["lr"] = _RATE * min(1, (step + 1) / _WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * progress))
-            rows = np.sort(order[number * _BATCH_SCENES : (number + 1) * _BATCH_SCENES])
-            batch = _varied(torch.from_numpy(logs[rows].astype(np.float32)), generator)
-            loss = _loss(network, batch, torch.from_numpy(wanted[rows]), torch.from_numpy(weight[rows]))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            total += loss.item()
+        scenes = np.arange(len(heard.logs))
+        if epoch >= round(_MINED_AFTER * epochs):
+            hardest = np.argsort(-heard.fooling(network), kind="stable")[: round(_MINED * len(scenes))]
+            scenes = np.concatenate([scenes, hardest])
+        total = _epoch(network, optimizer, heard, scenes, epoch, epochs)
         with torch.inference_mode():
-            checked = _loss(network, check_logs, check_wanted, check_weight).item()
-        say(f"epoch {epoch + 1} of {epochs}: loss {total / steps_per_epoch:.4f}, on the check shard {checked:.4f}")
+            checked = check.loss(network, np.arange(len(check.logs))).item()
+        say(f"epoch {epoch + 1} of {epochs}: loss {total:.4f}, on the check shard {checked:.4f}")
         if checked < best:
             best = checked
             torch.save(network.state_dict(), work_dir / "best.pt")
@@ -148,3 +173,23 @@ def train(work_dir: Path, shards: int, epochs: int, say: Say) -> TinyVad:
         (work_dir / "last.part").replace(saved)
     network.load_state_dict(torch.load(work_dir / "best.pt", weights_only=True))
     return network.eval()
+
+
+def _epoch(network: TinyVad, optimizer: torch.optim.Optimizer, heard: _Shards, scenes: NDArray[np.intp], epoch: int, epochs: int) -> float:
+    """Go through scenes once, in an order that the epoch's number gives, and return the mean loss."""
+    generator = torch.Generator().manual_seed(epoch)
+    order = scenes[torch.randperm(len(scenes), generator=generator).numpy()]
+    steps = max(1, len(order) // _BATCH_SCENES)
+    total = 0.0
+    for step in range(steps):
+        warm = min(1, (epoch * steps + step + 1) / _WARM_UP_STEPS)
+        progress = (epoch + step / steps) / epochs
+        for group in optimizer.param_groups:
+            group["lr"] = _RATE * warm * 0.5 * (1 + math.cos(math.pi * progress))
+        loss = heard.loss(network, np.sort(order[step * _BATCH_SCENES : (step + 1) * _BATCH_SCENES]), generator)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        total += loss.item()
+    return total / steps
