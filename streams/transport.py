@@ -83,11 +83,27 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         return consumer
 
 
+class _NothingRead(dict[Any, Any]):
+    """Stands for Faust's memory of what was read last, by which it drops whatever comes again.
+
+    What a partition was sought back for comes again. That memory is moved on by records that were on their way when it was sought, so
+    Faust would drop what was to be read once more; and the next time again, as long as records are always on their way.
+    """
+
+    def __getitem__(self, _partition: Any) -> None:
+        return None
+
+    def __setitem__(self, _partition: Any, _offset: Any) -> None:
+        pass
+
+
 class Consumer(driver.Consumer):
     """Faust's consumer with short waits, and with partitions that are resumed where their owner stands."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # The stages know which offset is due, see streams/tenure.py.
+        self._read_offset = _NothingRead()
         #: Where to resume partitions whose state this worker kept through a rebalance: further on than their committed offsets.
         self.resume_at: dict[Any, int] = {}
 

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+from aiokafka.structs import TopicPartition
+
+from streams.lease import Lease
+from streams.transport import Consumer, _confirm, _NothingRead
+
+AT = TopicPartition("asr.audio", 1)
+
+
+def test_no_record_is_dropped_for_what_was_read_before() -> None:
+    """Faust remembers what it read last, and drops what lies before it: also what a partition was sought back for."""
+    memory = _NothingRead()
+    memory[AT] = 72
+    memory.update({AT: 72})
+    assert memory[AT] is None
+    memory.pop(AT, None)
+    assert memory[TopicPartition("asr.audio", 2)] is None
+
+
+async def test_a_seek_is_made_on_the_consumer_s_own_thread() -> None:
+    """From another one, what the consumer's thread is just unpacking would move the position on again."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    sought: list[tuple[object, int, int]] = []
+
+    class ConsumerThread:
+        def seek(self, partition: object, offset: int) -> None:
+            sought.append((partition, offset, threading.get_ident()))
+
+        async def call_thread(self, work):  # type: ignore[no-untyped-def]
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))
+
+    await Consumer._seek(SimpleNamespace(_thread=ConsumerThread()), AT, 67)
+    assert sought == [(AT, 67, thread.ident)]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def test_a_lease_hears_of_heartbeats_that_the_group_answers() -> None:
+    lease = Lease(0.05)
+    known = True
+
+    async def beat() -> bool:
+        return known
+
+    coordinator = SimpleNamespace(generation=3, _do_heartbeat=beat)
+    _confirm(coordinator, lease)
+    lease.tick()
+    time.sleep(0.1)  # noqa: ASYNC251 a process that stands still
+    assert not lease.holds(3)
+    known = False
+    await coordinator._do_heartbeat()
+    assert not lease.holds(3)
+    known = True
+    await coordinator._do_heartbeat()
+    assert lease.holds(3)
+    assert not lease.holds(2)
