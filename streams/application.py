@@ -27,7 +27,7 @@ from streams import metrics, topics
 from streams.control import Control
 from streams.core import Core, Emitter, Report, Reporting
 from streams.errors import UserError
-from streams.kafka import aiokafka_producer_config, broker_credentials, broker_url
+from streams.kafka import MissingTopicError, UnreachableError, aiokafka_producer_config, broker_credentials, broker_url, partitions_of
 from streams.lease import Lease
 from streams.outbox import Outbox, OutboxError
 from streams.registry import codec_for
@@ -47,6 +47,7 @@ _HEARTBEATS_PER_SESSION_TIMEOUT: Final = 5
 #: The most that a rebalance waits for a stuck member.
 _REBALANCE_TIMEOUT_S: Final = 3.0
 _REQUEST_TIMEOUT_S: Final = 5.0
+_REACH_AGAIN_S: Final = 5.0
 #: How soon a topic that was made anew, or got more partitions, is noticed (Kafka's default: five minutes).
 _METADATA_MAX_AGE_MS: Final = 10_000
 #: Records that Faust may hold for a stage; the stage itself holds the rest.
@@ -143,6 +144,7 @@ class StreamsApp(faust.App):
         await super().on_start()
         if self.settings.metrics_port:
             self._serve_metrics(self.settings.metrics_port)
+        await self._wait_for_brokers()
         await self.outbox.start()
         await self.control.start()
         for stage in self.stages:
@@ -167,6 +169,17 @@ class StreamsApp(faust.App):
         await self.control.stop()
         await self.outbox.flush(_FLUSH_TIMEOUT_S)
         await self.outbox.stop()
+
+    async def _wait_for_brokers(self) -> None:
+        """Return when a broker answers and has our topics; until then say what is wrong: who restarts us could do no better."""
+        while not self.should_stop:
+            try:
+                await asyncio.to_thread(partitions_of, self.settings, topics.TOPICS)
+            except (MissingTopicError, UnreachableError) as wrong:
+                log.error("%s The worker waits.", wrong)  # noqa: TRY400 it is all in the message
+                await self.sleep(_REACH_AGAIN_S)
+            else:
+                return
 
     async def _take_over(self, *_args: Any, **_kwargs: Any) -> None:
         assignment: set[TP] = self.consumer.assignment()

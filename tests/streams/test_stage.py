@@ -9,6 +9,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,12 +26,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.structs import TopicPartition as AIOTopicPartition
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
+from ops.broker import EmbeddedBroker
 from schemas import AudioFrame, Rejected, SessionEnd, SessionStart, SpeechChunk, default_codec
 from streams import topics
 from streams.checkpoint import SNAPSHOT_VERSION, Snapshot
 from streams.settings import Settings
-from streams.topic_admin import ensure_topics
+from streams.topic_admin import delete_topics, ensure_topics
 from streams.topics import Topic
 
 pytestmark = pytest.mark.broker
@@ -102,11 +105,11 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[Workers]:
 class Calls:
     """Sessions whose frames are all different, one session a partition."""
 
-    def __init__(self, settings: Settings, sessions: int) -> None:
+    def __init__(self, settings: Settings, sessions: int, prefix: str = "session") -> None:
         self._settings = settings
         self._producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True})
         self._codec = default_codec()
-        self.payloads: dict[str, list[bytes]] = {f"session-{number}": [] for number in range(sessions)}
+        self.payloads: dict[str, list[bytes]] = {f"{prefix}-{number}": [] for number in range(sessions)}
         for number, session_id in enumerate(self.payloads):
             self._produce(
                 number,
@@ -130,7 +133,10 @@ class Calls:
         name = topics.AUDIO.full_name(self._settings)
         self._producer.produce(name, value, str(number).encode(), partition=self._partition(number))
 
-    def speak(self, frames: int, pace_s: float = 0.0) -> None:
+    def send_without_waiting(self, frames: int) -> None:
+        self.speak(frames, flush=False)
+
+    def speak(self, frames: int, pace_s: float = 0.0, *, flush: bool = True) -> None:
         for _ in range(frames):
             for number, (session_id, payloads) in enumerate(self.payloads.items()):
                 payload = f"{session_id}/{len(payloads)}".encode()
@@ -148,7 +154,8 @@ class Calls:
                     ),
                 )
                 payloads.append(payload)
-            self._producer.flush()
+            if flush:
+                self._producer.flush()
             time.sleep(pace_s)
 
     def hang_up(self) -> None:
@@ -342,6 +349,7 @@ def test_what_cannot_be_read_is_rejected_with_its_reason_and_the_channel_goes_on
     calls.speak(3)
     calls.produce_raw(0, b"\x00\x01\x02 something else")
     calls.produce_raw(0, b"")
+    calls.produce_raw(1, b"\xc3\x01" + bytes(8) + b"written by a newer release")
     calls.produce_raw(1, default_codec().encode(Rejected(topic="t", partition=0, offset=0, stage="vad", reason="r", at_us=0)))
     calls.speak(3)
     calls.hang_up()
@@ -349,11 +357,12 @@ def test_what_cannot_be_read_is_rejected_with_its_reason_and_the_channel_goes_on
     wait_until(lambda: len(ended(speech)) == 2, "the end of all sessions")
     check_nothing_lost(calls, speech)
     rejected = Listener(settings, topics.REJECTED)
-    wait_until(lambda: len(rejected.read()) == 3, "three rejections")
+    wait_until(lambda: len(rejected.read()) == 4, "four rejections")
     rejected.close()
     reasons = {(each.partition, each.value): each.reason for each in rejected.records if isinstance(each, Rejected)}
     assert "registry" in reasons[0, b"\x00\x01\x02 something else"]
     assert "empty" in reasons[0, b""]
+    assert any("no schema has the fingerprint 0000000000000000: was it written by a newer version?" in each for each in reasons.values())
     assert any("Rejected does not belong" in reason for reason in reasons.values())
 
 
@@ -404,12 +413,148 @@ def test_a_snapshot_of_another_version_stops_the_worker_with_what_to_do(settings
     assert f"snapshot has version {SNAPSHOT_VERSION + 1} and this release reads version {SNAPSHOT_VERSION}" in workers.log(0)
 
 
-def test_sessions_that_outgrow_the_allowed_metadata_stop_the_worker_with_what_to_do(settings: Settings, workers: Workers) -> None:
+def test_sessions_that_outgrow_the_allowed_metadata_are_told_of_and_lose_nothing(
+    settings: Settings, workers: Workers, speech: Listener
+) -> None:
+    """The worker goes on without commits, for to stop would stop every channel; a successor replays, and commits again when they end."""
     calls = Calls(settings, sessions=settings.partitions * 20)
     calls.speak(2)
     worker = workers.start(ASR_SNAPSHOT_MAX_BYTES="512")
-    assert worker.wait(PATIENCE_S) != 0
-    assert "raise offset.metadata.max.bytes" in workers.log(0)
+    wait_until(lambda: len(speech.read()) == 2 * len(calls.payloads), "all outputs")
+    wait_until(lambda: "raise offset.metadata.max.bytes" in workers.log(0), "the alarm")
+    worker.kill()
+    calls.speak(2)
+    calls.hang_up()
+    workers.start(ASR_SNAPSHOT_MAX_BYTES="512")
+    wait_until(lambda: len(ended(speech)) == len(calls.payloads), "the end of all sessions")
+    check_nothing_lost(calls, speech)
+    wait_until(lambda: all(not snapshot.sessions for _, snapshot in committed(settings).values()), "a commit without sessions")
+
+
+def test_records_that_were_deleted_while_the_group_was_down_are_told_of_and_the_channels_go_on(
+    settings: Settings, workers: Workers, speech: Listener
+) -> None:
+    """Retention ran past the committed offset: one channel lost three frames, the others none."""
+    calls = Calls(settings, sessions=3)
+    calls.speak(5)
+    first = workers.start()
+    wait_until(lambda: len(speech.read()) == 3 * 5, "the first worker's work")
+    first.terminate()
+    assert first.wait(PATIENCE_S) == 0
+    calls.speak(5)
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    # The session's start and five frames were read; so were the offsets before 6.
+    for answer in admin.delete_records([TopicPartition(topics.AUDIO.full_name(settings), 0, 9)]).values():
+        answer.result()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    workers.start(ASR_METRICS_PORT=str(port))
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == 3, "the end of all sessions")
+    assert "offsets 5 to 8 were deleted before they were read" in workers.log(1) or "offsets 6 to 8" in workers.log(1)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert 'asr_offset_holes_total{end="deleted",stage="vad"} 1.0' in answer.read().decode()
+    seen = as_a_reader_sees_it(speech.read())
+    del calls.payloads["session-0"][5:8]
+    assert seen == {session_id: counting_digests(payloads) for session_id, payloads in calls.payloads.items()}
+
+
+def test_outputs_wait_for_a_topic_that_was_deleted_and_nothing_is_lost(settings: Settings, workers: Workers, speech: Listener) -> None:
+    """The worker says what is missing, takes nothing back and lets nothing go, and goes on when the topic is there again."""
+    calls = Calls(settings, sessions=2)
+    worker = workers.start()
+    calls.speak(3)
+    wait_until(lambda: len(speech.read()) == 2 * 3, "work")
+    wait_until(lambda: {offset for offset, _ in committed(settings).values()} >= {3}, "its commit")
+    speech.close()
+    delete_topics(settings, [topics.SPEECH])
+    calls.speak(3)
+    wait_until(lambda: "have acknowledged nothing" in workers.log(0) or "no broker knows the topic" in workers.log(0), "the alarm")
+    ensure_topics(settings)
+    again = Listener(settings, topics.SPEECH)
+    calls.hang_up()
+    wait_until(lambda: len(ended(again)) == 2, "the end of all sessions")
+    assert worker.poll() is None, "the worker ended"
+    chunks = [each.pcm for each in again.records if isinstance(each, SpeechChunk)]
+    again.close()
+    expected = [digest for payloads in calls.payloads.values() for digest in counting_digests(payloads)[3:]]
+    assert set(expected) <= set(chunks)
+
+
+def test_an_input_topic_that_was_deleted_and_made_anew_is_read_again(settings: Settings, workers: Workers, speech: Listener) -> None:
+    """Without the records there is nothing to be done; with new calls on a new topic, whose offsets begin again, all goes on."""
+    worker = workers.start()
+    calls = Calls(settings, sessions=2)
+    calls.speak(5)
+    calls.hang_up()
+    wait_until(lambda: len(ended(speech)) == 2, "the end of the first sessions")
+    delete_topics(settings, [topics.AUDIO])
+    ensure_topics(settings)
+    later = Calls(settings, sessions=2, prefix="later")
+    later.speak(2)
+    later.hang_up()
+    wait_until(lambda: len(ended(speech)) == 4, "the end of the later sessions")
+    assert worker.poll() is None, "the worker ended"
+    calls.payloads |= later.payloads
+    check_nothing_lost(calls, speech)
+
+
+def test_a_worker_that_is_started_before_topics_and_brokers_are_there_says_so_and_waits(tmp_path: Path, settings: Settings) -> None:
+    absent = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    early = Workers(absent, tmp_path)
+    try:
+        worker = early.start()
+        wait_until(lambda: "No Kafka at 127.0.0.1:1 answers" in early.log(0), "the complaint")
+        assert worker.poll() is None
+    finally:
+        early.stop()
+    delete_topics(settings)
+    folder = tmp_path / "later"
+    folder.mkdir()
+    later = Workers(settings, folder)
+    try:
+        worker = later.start()
+        wait_until(lambda: "Create the topics with `asr topics create`" in later.log(0), "the complaint")
+        ensure_topics(settings)
+        calls, speech = Calls(settings, sessions=2), Listener(settings, topics.SPEECH)
+        calls.speak(2)
+        calls.hang_up()
+        wait_until(lambda: len(ended(speech)) == 2, "the end of all sessions")
+        check_nothing_lost(calls, speech)
+        speech.close()
+        assert worker.poll() is None
+    finally:
+        later.stop()
+
+
+def test_a_broker_whose_disk_is_full_stops_the_calls_and_loses_nothing(settings: Settings, tmp_path: Path) -> None:
+    """Kafka ends itself when it cannot write. Workers say so and wait; when there is room again, they go on where they were."""
+    with EmbeddedBroker(tmp_path / "kafka") as broker:
+        own = settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
+        ensure_topics(own)
+        workers, speech = Workers(own, tmp_path), Listener(own, topics.SPEECH)
+        try:
+            worker = workers.start()
+            calls = Calls(own, sessions=2)
+            calls.speak(5)
+            wait_until(lambda: len(speech.read()) == 2 * 5, "work")
+            (node,) = broker.nodes
+            assert node.process is not None
+            # No file may grow beyond this: to Kafka it is as if the disk were full.
+            resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (4_096, 4_096))
+            calls.send_without_waiting(frames=60)
+            wait_until(lambda: not node.is_running, "the end of the broker")
+            wait_until(lambda: "have acknowledged nothing" in workers.log(0), "the worker's alarm")
+            node.start()
+            broker.wait_ready(timeout_s=PATIENCE_S)
+            calls.hang_up()
+            wait_until(lambda: len(ended(speech)) == 2, "the end of all sessions")
+            assert worker.poll() is None, "the worker ended"
+            check_nothing_lost(calls, speech)
+        finally:
+            workers.stop()
+            speech.close()
 
 
 def test_a_worker_serves_its_metrics_where_it_is_told_to(settings: Settings, workers: Workers, speech: Listener) -> None:
