@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,15 +14,18 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import Hotword, HotwordList, Rejected, SessionEnd, default_codec
+from schemas import Hotword, HotwordList, Rejected, SessionEnd, SessionStart, VersionChange, default_codec
 from schemas.digest import hotword_version
+from streams.checkpoint import Snapshot
 from streams.control import Control, HotwordBook, PushedList, archive_key
 from streams.errors import UserError
 from streams.kafka import MissingTopicError
 from streams.pushing import push_hotwords, read_hotwords
 from streams.settings import Settings
+from streams.stage import Route, Stage
+from streams.tenure import Tenure
 from streams.topic_admin import ensure_topics
-from streams.topics import HOTWORDS
+from streams.topics import AUDIO, HOTWORDS, SPEECH
 
 PATIENCE_S = 60.0
 
@@ -184,3 +188,60 @@ def test_what_cannot_be_pushed_says_why(settings: Settings) -> None:
     with pytest.raises(UserError, match="8 are the most"):
         push_hotwords(settings, codec, "one-more", phrases("one"))
     push_hotwords(settings, codec, "list-3", phrases("another"))
+
+
+class Outbox:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int | None, VersionChange]] = []
+
+    def send(self, topic: str, partition: int | None, key: bytes | None, value: bytes, on_ack: Callable[[], None]) -> None:
+        record = default_codec().decode(value)
+        assert isinstance(record, VersionChange)
+        self.sent.append((topic, partition, record))
+
+    def take(self) -> list[tuple[str, str]]:
+        told = [(record.session_id, record.version) for _, _, record in self.sent]
+        self.sent.clear()
+        return told
+
+
+async def test_each_session_is_told_once_and_what_is_told_acts_when_it_is_read() -> None:
+    now_s = [100.0]
+    control = Control(Settings(), default_codec(), clock=lambda: now_s[0])
+    outbox: Any = Outbox()
+    stage = Stage(
+        SimpleNamespace(), Settings(), Route("vad", AUDIO, SPEECH), lambda *_: SimpleNamespace(), default_codec(), outbox, control=control
+    )
+    tenure = stage.tenures[3] = Tenure(3, Snapshot(epoch=7), 0, numbered_by_recorder=True)
+    for offset, session_id in enumerate(("a", "b")):
+        ids = {"channel_id": "c", "session_id": session_id, "conversation_id": "k"}
+        tenure.place(offset, SessionStart(**ids, position_samples=0, encoding="pcm_s16le", sample_rate_hz=16_000))
+    stage.announce_versions(control, 100.0)
+    assert outbox.take() == [], "nobody has ever pushed anything"
+
+    one = pushed("orders", "one")
+    control.take("orders", one)
+    stage.announce_versions(control, 100.0)
+    assert outbox.take() == []
+    now_s[0] = 101.0
+    stage.announce_versions(control, 101.0)
+    assert [(topic, partition, record.epoch, record.kind, record.name) for topic, partition, record in outbox.sent] == [
+        ("asr.audio", 3, 7, "hotwords", "orders")
+    ] * 2
+    told = outbox.sent[0][2]
+    assert outbox.take() == [("a", one.version), ("b", one.version)]
+    stage.announce_versions(control, 105.9)
+    assert outbox.take() == [], "it is on its way"
+    tenure.place(2, told)
+    stage.announce_versions(control, 106.1)
+    assert outbox.take() == [("b", one.version)], "what was not read after a while is written again"
+
+    control.take("orders", pushed("orders"))
+    now_s[0] = 110.0
+    stage.announce_versions(control, 110.0)
+    assert outbox.take() == [("a", "")], "and b never had any"
+    tenure.sessions["b"].hotword_version = None
+    stage.announce_versions(control, 110.0)
+    assert outbox.take() == [("b", "")], "after a takeover nobody knows"
