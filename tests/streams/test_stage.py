@@ -290,14 +290,17 @@ def test_what_a_stage_still_holds_is_never_committed_past(settings: Settings, wo
     calls = Calls(settings, sessions=4)
     first = workers.start(COUNTING_HOLD=" ".join(f"{partition}:{offset}" for partition, offsets in held.items() for offset in offsets))
     calls.speak(9)  # with the session's start, offsets 0 to 9
-    wait_until(lambda: {2, 3} <= {partition for partition, (offset, _) in committed(settings).items() if offset == 10}, "commits of 10")
+    wait_until(
+        lambda: {2, 3} <= {partition for partition, (_, snapshot) in committed(settings).items() if snapshot.emit_from_offset == 10},
+        "commits of 10",
+    )
     calls.speak(10)
     wait_until(lambda: len(speech.read()) == 4 * 19, "all outputs, also those of inputs that are held")
     calls.speak(1)
     wait_until(lambda: len(speech.read()) == 4 * 20, "one more round, in which commits could be made")
     time.sleep(1.0)  # five times the interval between snapshots
     first.kill()
-    offsets = {partition: offset for partition, (offset, _) in committed(settings).items()}
+    offsets = {partition: snapshot.emit_from_offset for partition, (_, snapshot) in committed(settings).items()}
     assert all(offsets[partition] <= min(still_held) for partition, still_held in held.items()), offsets
     workers.start()
     calls.hang_up()
