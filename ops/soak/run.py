@@ -46,6 +46,8 @@ _VISIT_S: Final = 0.5
 _HOTWORDS_EVERY_S: Final = 10.0
 _HOTWORDS: Final = 200
 _CAUGHT_UP_S: Final = 60.0
+#: A call that is not over after this long never will be.
+_LOST_AFTER_S: Final = 120.0
 #: What is kept in the soak; minutes stand for the weeks of a real system.
 _RESULTS_MS: Final = 60_000
 _AUDIO_MS: Final = 120_000
@@ -93,6 +95,7 @@ class _Expected:
     """A call that is not over. Answers and finals may come again after a takeover: by place and by number they are told apart."""
 
     clip: int
+    begun_s: float = field(default_factory=time.monotonic)
     frames_sent: int = -1
     answered: set[int] = field(default_factory=set)
     finals: set[int] = field(default_factory=set)
@@ -241,12 +244,20 @@ class Soak:
                     playing[line] = self._begin(line)
             self._push_hotwords()
             self._look(show)
+            self._give_up(_LOST_AFTER_S)
         while self._open and time.monotonic() - self._heard_s < _QUIET_AFTER_S:
             self._look(show)
         tally.visits = self._visitor.visits
+        self._give_up(0.0)
+
+    def _give_up(self, after_s: float) -> None:
+        """Take note of calls that began so long ago and are not over: others must not wait for them for ever."""
+        before_s = time.monotonic() - after_s
         with self._lock:
-            for expected in self._open.values():
-                tally.failures[_unsettled(expected)] += 1
+            for session_id, expected in list(self._open.items()):
+                if expected.begun_s < before_s:
+                    self.tally.failures[_unsettled(expected)] += 1
+                    del self._open[session_id]
 
     def _look(self, show: Callable[[Tally], None]) -> None:
         time.sleep(_TICK_S)
