@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from connectors.recorder.session import partition_of
 from ops.chaos.checker import (
     CHECKED_TOPICS,
     Call,
@@ -413,7 +414,7 @@ class Chaos:
     def _recorder(self, strike: Strike) -> None:
         victim = self._fleet.members[f"recorder-{strike.number}"]
         self._killed_players.add(victim.life)
-        mine = tuple(int(channel) % self._fleet.settings.partitions for channel in self._share(strike.number))
+        mine = tuple(sorted({partition_of(channel, self._fleet.settings.partitions) for channel in self._share(strike.number)}))
         self._mark(self._fleet.kill(victim), "kill", strike, victim.name, partitions=mine)
         self._count(1)
         self._fleet.wait_gone(victim)
