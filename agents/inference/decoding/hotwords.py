@@ -47,11 +47,9 @@ STATE: Final = np.dtype(
         ("row", np.int32),  # of HotwordTables.bits, the units that lead on from a beginning where many do; -1: none
     ]
 )
-#: States that more units lead on from have a bit for every unit: in 64 bits alone, most would stand for several.
-_MANY: Final = 16
 _FILES: Final = kernels.HotwordTables._fields
 #: Of the files that ``save`` writes.
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +199,28 @@ def _build(phrases: list[list[int]], boosts: NDArray[np.float64], units: int) ->
     roots = np.zeros(units, np.int32)
     first_level = slice(1, 1 + depth_sizes[1]) if longest else slice(1, 1)
     roots[units_of[first_level]] = np.arange(first_level.start, first_level.stop)
-    many = np.flatnonzero(children > _MANY)
+    many = np.flatnonzero(children > kernels.MANY_CHILDREN)
     many = many[many > 0]
     states["row"] = -1
     states["row"][many] = np.arange(len(many))
-    bits = np.zeros((max(len(many), 1), -(-units // 64)), np.uint64)
-    tables = kernels.HotwordTables(states, units_of.astype(np.int32), roots, np.zeros(units), bits)
+    own_bits, own_ranks = _rows(states["row"][parents], units_of, (max(len(many), 1), -(-units // 64)))
+    gains, bits = np.zeros(total), np.zeros_like(own_bits)
+    tables = kernels.HotwordTables(states, units_of.astype(np.int32), roots, np.zeros(units), gains, bits, own_bits, own_ranks)
     kernels.link_hotwords(tables, parents.astype(np.int32), np.zeros(total, np.int32))
     return tables, int(final.sum())
+
+
+def _rows(rows: NDArray[np.int32], units_of: NDArray[np.int64], shape: tuple[int, int]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Return the bits of the units that lead on from states with a row, and how many of them stand before each 64 units.
+
+    Args:
+        rows: (N,) the row of each state's parent; -1: none.
+        units_of: (N,) the unit that leads to each state; the root, the first one, has none.
+        shape: of the result.
+    """
+    bits, counts = np.zeros(shape, np.uint64), np.zeros(shape, np.int32)
+    children = 1 + np.flatnonzero(rows[1:] >= 0)
+    places = rows[children], units_of[children] >> 6
+    np.bitwise_or.at(bits, places, np.uint64(1) << (units_of[children] & 63).astype(np.uint64))
+    np.add.at(counts, places, 1)
+    return bits, np.cumsum(counts, axis=1, dtype=np.int32) - counts

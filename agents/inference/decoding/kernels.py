@@ -19,6 +19,7 @@ __all__ = [
     "HOTWORD_STATE",
     "LM_ENTRY",
     "LM_NODE",
+    "MANY_CHILDREN",
     "MARK_BLANK",
     "MARK_TOKEN",
     "NODE",
@@ -115,14 +116,18 @@ class Beams(NamedTuple):
 class HotwordTables(NamedTuple):
     """An Aho-Corasick automaton over units. States are numbered breadth first, so that the children of a state stand together.
 
-    Most units lead from most states to where they lead from the root. ``mask``, ``row`` and ``bits`` say at once that they do.
+    Most units lead from most states to where they lead from the root. ``mask``, ``row`` and ``bits`` say at once that they do. A state with
+    many children finds the one of a unit by counting the bits before it; others search.
     """
 
     states: NDArray[np.void]  # (N,) of hotwords.STATE; 0 is the root
     units: NDArray[np.int32]  # (N,) the unit that leads to each state
     roots: NDArray[np.int32]  # (V,) where each unit leads from the root
     root_gains: NDArray[np.float64]  # (V,) partial + output there
-    bits: NDArray[np.uint64]  # (rows, V / 64) a bit for each unit
+    gains: NDArray[np.float64]  # (N,) partial + output of each state
+    bits: NDArray[np.uint64]  # (rows, V / 64) a bit for each unit that leads on from a state or from a beginning that it ends with
+    own_bits: NDArray[np.uint64]  # (rows, V / 64) a bit for each unit that leads on from the state itself
+    own_ranks: NDArray[np.int32]  # (rows, V / 64) children before each 64 units
 
 
 class LmTables(NamedTuple):
@@ -197,6 +202,18 @@ def insert_keys(keys: NDArray[np.uint64], new: NDArray[np.uint64], places: NDArr
 
 # Hotwords
 
+#: States that more units lead on from have a row with a bit for every unit: in the 64 bits of a mask, most would stand for several.
+MANY_CHILDREN: Final = 16
+
+
+@_compiled
+def _bits_set(word: np.uint64) -> int:
+    """Return how many bits of a word are 1."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return int(np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56)))
+
 
 @_compiled
 def _next_hotword(tables: HotwordTables, state: int, unit: int) -> int:
@@ -205,6 +222,14 @@ def _next_hotword(tables: HotwordTables, state: int, unit: int) -> int:
         record = tables.states[state]
         low = int(record.first)
         left = int(record.stop) - low
+        if left > MANY_CHILDREN:
+            row = record.row
+            own = tables.own_bits[row, unit >> 6]
+            bit = np.uint64(1) << np.uint64(unit & 63)
+            if own & bit:
+                return low + int(tables.own_ranks[row, unit >> 6]) + _bits_set(own & (bit - np.uint64(1)))
+            state = int(record.jump)
+            continue
         while left > 1:
             # Without a branch, which a processor could only guess.
             half = left >> 1
@@ -222,7 +247,7 @@ def link_hotwords(tables: HotwordTables, parents: NDArray[np.int32], fails: NDAr
 
     Args:
         tables: with ``first``, ``stop``, ``partial`` and each state's own phrase as ``output``; states that many units lead on from have
-            a ``row``, others -1. The rest is to be filled in.
+            a ``row``, others -1; ``own_bits`` and ``own_ranks`` are complete. The rest is to be filled in.
         parents: (N,) each state's parent.
         fails: (N,) receives the longest other beginning that each state ends with.
     """
@@ -235,12 +260,13 @@ def link_hotwords(tables: HotwordTables, parents: NDArray[np.int32], fails: NDAr
         fails[state] = fail
         states[state].jump = fail if states[fail].first < states[fail].stop else states[fail].jump
         states[state].output += states[fail].output
+        tables.gains[state] = states[state].output + states[state].partial
         if parent == 0:
-            tables.root_gains[tables.units[state]] = states[state].output + states[state].partial
+            tables.root_gains[tables.units[state]] = tables.gains[state]
     for state in range(len(states)):
         best = 0.0 if state == 0 else states[fails[state]].best
         for child in range(states[state].first, states[state].stop):
-            best = max(best, states[child].partial + states[child].output)
+            best = max(best, tables.gains[child])
         states[state].best = best
         if state == 0:
             continue
@@ -555,6 +581,7 @@ def advance(beams: Beams, slots: NDArray[np.int64], hotwords: HotwordTables, lm:
     group_rows = np.zeros(size, np.int64)
     group_ends = np.zeros(size)
     group_best = np.zeros(size)
+    group_partial = np.zeros(size)
     group_first = np.zeros(size, np.int64)
     next_member = np.zeros(size, np.int64)
     before = np.empty(size)
@@ -614,18 +641,21 @@ def advance(beams: Beams, slots: NDArray[np.int64], hotwords: HotwordTables, lm:
                     group += 1
                 if group == groups:
                     groups += 1
+                    record = hotwords.states[state]
                     group_states[group] = state
-                    group_masks[group] = hotwords.states[state].mask
-                    group_rows[group] = hotwords.states[state].row
-                    group_best[group] = hotwords.states[state].best
+                    group_masks[group] = record.mask
+                    group_rows[group] = record.row
+                    group_best[group] = record.best
+                    group_partial[group] = record.partial
                     group_ends[group] = -math.inf
                     group_first[group] = -1
-                bonus[i] += hotwords.states[state].partial
+                bonus[i] += group_partial[group]
                 group_ends[group] = max(group_ends[group], any_end[i] + before[i])
                 next_member[i] = group_first[group]
                 group_first[group] = i
             for group in range(groups):
-                reach = max(reach, group_ends[group] + group_best[group])
+                group_best[group] += group_ends[group]
+                reach = max(reach, group_best[group])
 
             # Prefixes that stay, or that another hypothesis grows into.
             kept = 0
@@ -700,23 +730,25 @@ def advance(beams: Beams, slots: NDArray[np.int64], hotwords: HotwordTables, lm:
                 if rank == blank_rank:
                     continue
                 log_prob = np.float64(log_probs[rank])
-                if kept == size and reach + log_prob < totals[size - 1] - _SLACK:
+                # What does not come to this without its own log-probability cannot come in.
+                least = totals[size - 1] - _SLACK - log_prob if kept == size else -math.inf
+                if reach < least:
                     break
                 unit = int(units[rank])
+                root_gain = hotwords.root_gains[unit]
                 for group in range(groups):
-                    most = group_ends[group] + log_prob
-                    if kept == size and most + group_best[group] < totals[size - 1] - _SLACK:
+                    if group_best[group] < least:
                         continue
                     led = group_masks[group]
                     if group_rows[group] >= 0:
                         led |= hotwords.bits[group_rows[group], unit >> 6]
                     if led >> np.uint64(unit & 63) & np.uint64(1):
                         state = _next_hotword(hotwords, group_states[group], unit)
-                        gain = hotwords.states[state].output + hotwords.states[state].partial
+                        gain = hotwords.gains[state]
                     else:
                         state = -1  # as from the root; looked up only where it matters
-                        gain = hotwords.root_gains[unit]
-                    if kept == size and most + gain < totals[size - 1] - _SLACK:
+                        gain = root_gain
+                    if group_ends[group] + gain < least:
                         continue
                     i = group_first[group]
                     while i >= 0:
@@ -779,6 +811,8 @@ def advance(beams: Beams, slots: NDArray[np.int64], hotwords: HotwordTables, lm:
                         words[used] = word
                         kept = _place(total, order, used, totals, orders, chosen, kept)
                         used += 1
+                        if kept == size:
+                            least = totals[size - 1] - _SLACK - log_prob
 
             for place in range(kept):
                 row = chosen[place]

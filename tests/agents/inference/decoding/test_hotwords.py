@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.inference.decoding.hotwords import MAX_PHRASE_UNITS, Hotwords, RejectedPhrase
+from agents.inference.decoding.hotwords import FORMAT, MAX_PHRASE_UNITS, Hotwords, RejectedPhrase
 from agents.inference.decoding.prefix_beam import PrefixBeamSearch
 from agents.inference.decoding.units import UnitTable
 from schemas.digest import hotword_digest
@@ -151,8 +151,8 @@ def test_compiled_lists_travel(tmp_path: Path) -> None:
         assert (again.digest, again.units, again.phrases, again.rejected) == (hotwords.digest, 8, 3, hotwords.rejected)
         assert again.bonuses(tokens_of("abcd"))[0].tolist() == hotwords.bonuses(tokens_of("abcd"))[0].tolist()
     about = tmp_path / "list" / "hotwords.json"
-    about.write_text(about.read_text(encoding="utf-8").replace('"format": 1', '"format": 0'), encoding="utf-8")
-    with pytest.raises(ValueError, match="holds hotwords of format 0, not 1: compile the list again"):
+    about.write_text(about.read_text(encoding="utf-8").replace(f'"format": {FORMAT}', '"format": 0'), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"holds hotwords of format 0, not {FORMAT}: compile the list again"):
         Hotwords.load(tmp_path / "list")
 
 
