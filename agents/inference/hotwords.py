@@ -128,6 +128,7 @@ class CompilerProcess:
         self._connection = ours
         ready = self._answers.decode(receive(ours))
         if ready.error:
+            self._end()
             raise ValueError(ready.error)
         return ours
 
