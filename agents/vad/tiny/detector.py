@@ -132,7 +132,7 @@ def _torch_step(path: Path) -> _Step:
     import torch
     from onnx import numpy_helper
 
-    from agents.vad.tiny.network import TinyVad
+    from agents.vad.tiny.network import TinyVad, rounded
 
     network = TinyVad().eval()
     stored = {each.name: numpy_helper.to_array(each) for each in onnx.load(str(path)).graph.initializer}
@@ -141,6 +141,6 @@ def _torch_step(path: Path) -> _Step:
     def step(powers: NDArray[np.float32], states: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         with torch.inference_mode():
             speech, after = network(torch.from_numpy(powers), torch.from_numpy(states))
-            return speech.numpy(), after.half().float().numpy()
+            return speech.numpy(), rounded(after).numpy()
 
     return step

@@ -20,7 +20,20 @@ from torch import Tensor, nn
 
 from agents.vad.tiny.bands import BANDS
 
-__all__ = ["BLOCK_HOPS", "CHANNELS", "CONTEXT_HOPS", "DELAY_BLOCKS", "DILATIONS", "INNER", "LOG_GUARD", "MEMORY", "STATE_SIZE", "TinyVad"]
+__all__ = [
+    "BLOCK_HOPS",
+    "CHANNELS",
+    "COARSE_FACTOR",
+    "CONTEXT_HOPS",
+    "DELAY_BLOCKS",
+    "DILATIONS",
+    "INNER",
+    "LOG_GUARD",
+    "MEMORY",
+    "STATE_SIZE",
+    "TinyVad",
+    "rounded",
+]
 
 BLOCK_HOPS: Final = 4
 #: The probabilities that a block yields are those of this many blocks before.
@@ -48,6 +61,19 @@ _SLOWEST, _FASTEST = 0.01, 0.5
 FEATURES: Final = 2 * BANDS
 #: The floor, the context hops, what each dilated layer saw before, and the memory.
 STATE_SIZE: Final = BANDS + CONTEXT_HOPS * BANDS + 2 * sum(DILATIONS) * CHANNELS + MEMORY
+
+
+#: Float32 has 24 significant bits; this leaves 8 of them: 2**(24 - 8) + 1.
+COARSE_FACTOR: Final = 65_537.0
+_PASTS: Final = slice(BANDS + CONTEXT_HOPS * BANDS, STATE_SIZE - MEMORY)
+
+
+def rounded(state: Tensor) -> Tensor:
+    """Return a state as it is kept between blocks: in half precision, and what the layers saw before to 8 significant bits."""
+    kept = state.clone()
+    large = kept[:, _PASTS] * COARSE_FACTOR
+    kept[:, _PASTS] = large - (large - kept[:, _PASTS])
+    return kept.half().float()
 
 
 class _Layer(nn.Module):

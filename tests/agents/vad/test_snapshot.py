@@ -9,6 +9,7 @@ from agents.vad.detectors import Listener
 from agents.vad.inspection import FLAGS, Notes
 from agents.vad.segmenter import Standing
 from agents.vad.snapshot import VERSION, Memory, SnapshotError, pack, unpack
+from agents.vad.spectrum import BINS
 from agents.vad.tiny.detector import TinyDetector
 from agents.vad.traditional import Traditional
 
@@ -53,7 +54,11 @@ def test_a_snapshot_comes_back_to_the_bit(memory, listener):
 
 def test_two_snapshots_fit_into_a_partition():
     third = np.float32(1 / 3)
-    opinions, neural = np.ones(12, np.bool_), np.full(TinyDetector.state_size, np.float16(third), np.float32)
+    opinions = np.ones(12, np.bool_)
+    # What the network remembers of a noisy line.
+    tiny, rng = TinyDetector(), np.random.default_rng(1)
+    power = np.exp(rng.normal(-14, 3, (400, BINS))).astype(np.float32)
+    _, (neural,) = tiny(power, np.array([400]), tiny.fresh()[np.newaxis])
     listener = Listener(2**40, 2**40, opinions, 2**40, third, neural, np.full(Traditional.state_size, third))
     many = 2**32 - 1  # samples of 74 hours
     memory = Memory(True, many, many, 2**51, 2**41, many, many, Standing(many, True, many, many, many, True, many, many))
