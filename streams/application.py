@@ -102,7 +102,8 @@ class StreamsApp(faust.App):
             broker_session_timeout=settings.session_timeout_ms / 1_000,
             broker_heartbeat_interval=settings.session_timeout_ms / 1_000 / _HEARTBEATS_PER_SESSION_TIMEOUT,
             broker_rebalance_timeout=_REBALANCE_TIMEOUT_S,
-            broker_request_timeout=_REQUEST_TIMEOUT_S,
+            # Faust refuses a session that outlasts a request; Kafka's own lower bound for sessions is 6 s.
+            broker_request_timeout=max(_REQUEST_TIMEOUT_S, settings.session_timeout_ms / 1_000),
             producer_request_timeout=_REQUEST_TIMEOUT_S,
         )
         self.on_rebalance_complete.connect(self._take_over)
