@@ -190,9 +190,9 @@ class Settings(BaseSettings):
         None, description="A word n-gram in ARPA format that the search listens to; unset: lm.arpa in the model's folder, if there is one."
     )
     lm_weight: float = Field(0.5, ge=0.0, description="What the n-gram's log-probabilities count.")
-    lm_word_bonus: float = Field(0.0, description="What each word gets beside them, so that few words are not preferred.")
+    lm_word_bonus: float = Field(0.5, description="What each word gets beside them, so that few words are not preferred.")
     rescoring: bool = Field(True, description="Let the attention decoder choose among the hypotheses of a final.")
-    ctc_weight: float = Field(0.5, ge=0.0, description="What the search's score counts beside the attention decoder's.")
+    ctc_weight: float = Field(0.8, ge=0.0, description="What the search's score counts beside the attention decoder's.")
     reverse_weight: float | None = Field(
         None, ge=0.0, le=1.0, description="What the right-to-left decoder counts; unset: as the model's train.yaml says."
     )

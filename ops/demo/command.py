@@ -33,7 +33,9 @@ def demo(
         Path | None,
         typer.Option("--json", help="Write what was measured as JSON; - for standard output.", show_default=False, allow_dash=True),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="What recognises speech: whisper, instant. [ASR_ENGINE]", show_default=False)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What recognises speech: conformer, whisper, instant. [ASR_ENGINE]", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Which calls are put together.")] = 0,
 ) -> None:
     """See it all work: real recordings as live calls, through Kafka, into text.

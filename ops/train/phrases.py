@@ -182,7 +182,7 @@ def small_talk(choose: random.Random) -> str:
 def phrase(choose: random.Random) -> str:
     """Return any of them, in the proportions the synthetic part of the training uses."""
     kind = choose.random()
-    if kind < 0.55:
+    if kind < 0.42:
         return order(choose)
     if kind < 0.8:
         number = card_number(choose)

@@ -82,7 +82,7 @@ def test_a_bounded_run_answers_every_frame(settings: Settings) -> None:
     assert report["sessions_closed"] == 3
     assert report["words_timed"] > 0
     assert report["wer"] < 0.5
-    assert report["engine"] == "whisper"
+    assert report["engine"] == "conformer"
     assert report["frame_latency_ms"]["p50"] > 0
     assert "lost 0" in errors
     assert ours(settings) == []

@@ -366,7 +366,7 @@ class ConformerEngine:
         """Return the language model, if there is one, and the model's digest with it: it has a say in every final."""
         options = self._options
         path = Path(options.lm) if options.lm else folder / _LM_FILE
-        if not (options.lm or path.exists()):
+        if not (options.lm or path.exists()) or not options.lm_weight:
             return None, digest
         lm = NgramLm.read(path, self._units, weight=options.lm_weight, word_bonus=options.lm_word_bonus, ignore_case=True)
         return lm, hashlib.sha256(digest.encode() + path.read_bytes()).hexdigest()

@@ -156,7 +156,7 @@ def _sound_font() -> Path:
 
 def _synth() -> tuple[Any, int]:
     try:
-        import tinysoundfont  # type: ignore[import-untyped]
+        import tinysoundfont
     except ModuleNotFoundError as missing:
         raise UserError("tinysoundfont is not installed", "Install it for training: pip install --no-deps tinysoundfont.") from missing
 

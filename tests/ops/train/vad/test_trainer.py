@@ -32,7 +32,7 @@ def work_dir(tmp_path):
     return tmp_path
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -44,9 +44,9 @@ def test_a_stopped_run_goes_on_to_the_same_network(work_dir, tmp_path):
 
     def stop(line):
         if line.startswith("epoch 2"):
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         trainer.train(work_dir, 1, 4, stop)
     resumed = trainer.train(work_dir, 1, 4, told.append)
     assert "going on after epoch 1" in told
