@@ -134,9 +134,10 @@ class Settings(BaseSettings):
         description='Other ASR_VAD_* values for some channels, as JSON: {"<channel>": {"vad_confidence": 0.9, "vad_closing_ms": 400}}.',
     )
     session_idle_ms: int = Field(30_000, ge=1_000, description="A session without audio for this long is idle, though its recorder lives.")
+    # At least the 5 s between two heartbeats, and the 3 s in which an outage of the brokers is noticed.
     session_lost_ms: int = Field(
         90_000,
-        ge=1_000,
+        ge=8_000,
         description="A session without audio or heartbeats for this long is closed, an outage of the brokers not counted: longer than any "
         "outage of a recorder's own connection that is to be bridged.",
     )
