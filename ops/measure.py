@@ -44,6 +44,7 @@ PROMISED_FRAME_LATENCY_MS: Final = 300
 _AHEAD_SAMPLES: Final = 300 * SAMPLE_RATE_HZ // 1_000
 
 _DIGIT: Final = re.compile(r"\d")
+_ONE: Final = re.compile(r"\bone\b")
 _US_PER_MS: Final = 1_000
 _US_PER_S: Final = 1_000_000
 _STAGES: Final = {"vad": 0, "features": 1, "inference": 2}
@@ -179,7 +180,8 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str], *, digits_
 def comparable(text: str, *, digits_apart: bool = False) -> str:
     """Return a text as texts are compared, see `word_errors`."""
     normal: str = _normaliser()(text)
-    return " ".join(_DIGIT.sub(r" \g<0> ", normal).split()) if digits_apart else normal
+    # The normalisation leaves some a "one", as in "one of them".
+    return " ".join(_DIGIT.sub(r" \g<0> ", _ONE.sub("1", normal)).split()) if digits_apart else normal
 
 
 def latency_of(values_ms: NDArray[np.float64] | Sequence[float]) -> Latency:

@@ -18,7 +18,7 @@ from ops.train.augment import IGNORED_PHONE, Example, Mixer, masked
 from ops.train.clips import read_audio as read_pcm
 from ops.train.clips import read_shard
 from ops.train.tokens import Tokens
-from ops.train.vad.sources import of_kind, recordings
+from ops.train.vad.sources import recordings
 
 __all__ = ["Batch", "batch_stream"]
 
@@ -67,8 +67,7 @@ def collate(examples: list[_Row]) -> Batch:
 def make_mixer(data_dir: Path, audio_dir: Path, synthetic_share: float, strength: float = 1.0) -> Mixer:
     """Read every shard that is there, and the noise and music that are not held out."""
     clips = [clip for path in sorted(data_dir.glob("*.npz")) if "unfinished" not in path.name for clip in read_shard(path)]
-    heard = recordings(audio_dir, "train")
-    noise, music = ([read_pcm(each.path) for each in of_kind(heard, kind)] for kind in ("noise", "music"))
+    noise, music = ([read_pcm(each.path) for each in recordings(audio_dir, "train", kind)] for kind in ("noise", "music"))
     return Mixer(clips, noise, music, synthetic_share, strength)
 
 

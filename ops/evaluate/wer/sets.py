@@ -27,7 +27,7 @@ from ops.train.augment import Mixer
 from ops.train.clips import digit_clips
 from ops.train.vad.labels import label
 from ops.train.vad.scenes import rms
-from ops.train.vad.sources import of_kind, read_audio, recordings
+from ops.train.vad.sources import read_audio, recordings
 from schemas.records import SAMPLE_RATE_HZ
 from streams.errors import UserError
 
@@ -118,7 +118,7 @@ def utterances(audio_dir: Path, name: str, split: Split) -> list[Utterance]:
 
 def held_out_noises(audio_dir: Path) -> list[NDArray[np.float32]]:
     """Return the noises that training never heard."""
-    return [read_audio(each.path) for each in of_kind(recordings(audio_dir, "held_out"), "noise", "keyboard")]
+    return [read_audio(each.path) for each in recordings(audio_dir, "held_out", "noise", "keyboard")]
 
 
 def _orders(audio_dir: Path, split: Split) -> Iterator[Utterance]:

@@ -54,15 +54,20 @@ class Recording:
     licence: str
 
 
-def recordings(audio_dir: Path, split: Split) -> list[Recording]:
+def recordings(audio_dir: Path, split: Split, *kinds: Kind) -> list[Recording]:
     """Return a split's recordings, in the order of their names.
+
+    Args:
+        audio_dir: the folder that holds them.
+        split: which of them.
+        kinds: only these; none: all kinds.
 
     Raises:
         UserError: the folder lacks some of them.
     """
     found = []
     with resources.files(__package__).joinpath("sources.tsv").open(encoding="utf-8") as table:
-        rows = [row for row in csv.DictReader(table, delimiter="\t") if row["split"] == split]
+        rows = [row for row in csv.DictReader(table, delimiter="\t") if row["split"] == split and (not kinds or row["kind"] in kinds)]
     for row in rows:
         paths = sorted(audio_dir.glob(row["path"]))
         if not paths:

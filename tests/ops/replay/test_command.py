@@ -45,6 +45,12 @@ def read(settings: Settings, topic: topics.Topic) -> list[Any]:
     return [default_codec().decode(message.value()) for message in read_to_end(settings, [topic])]
 
 
+@pytest.fixture(autouse=True)
+def no_stepping_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs in the process of the tests here, and would slow all that follow."""
+    monkeypatch.setattr("ops.replay.command._NICENESS", 0)
+
+
 @pytest.fixture
 def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
     return {

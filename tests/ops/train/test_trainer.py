@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -52,7 +54,11 @@ def data_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def audio_dir(tmp_path: Path) -> Path:
     noise = np.random.default_rng(1).normal(0, 0.1, 8_000)
-    for name in ("noise/fan.wav", "music/hold.wav", *(f"fsdd/recordings/{digit}_yweweler_0.wav" for digit in range(10))):
+    with resources.files("ops.train.vad").joinpath("sources.tsv").open(encoding="utf-8") as table:
+        heard = [
+            row["path"] for row in csv.DictReader(table, delimiter="\t") if row["split"] == "train" and row["kind"] in {"noise", "music"}
+        ]
+    for name in (*heard, *(f"fsdd/recordings/{digit}_yweweler_0.wav" for digit in range(10))):
         path = tmp_path / "audio" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(path, noise, 8_000)

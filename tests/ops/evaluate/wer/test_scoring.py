@@ -17,6 +17,7 @@ def test_it_counts_and_names_what_was_taken_for_what():
     [
         ("four two seven one", "4271"),
         ("Can I get a small coffee?", "can i get a small coffee"),
+        ("three one one", "Three, one, 1."),
         ("i'd like twelve ounces", "I would like 12 ounces."),
     ],
 )
