@@ -80,6 +80,9 @@ _RECLAIM_AFTER_S: Final = 5.0
 #: A partition that has something to commit and commits nothing: an open segment takes 20 s, and settles nothing less often than that.
 _LAG_ALARM_S: Final = 30.0
 _ALARM_EVERY_S: Final = 30.0
+#: A broker that was killed comes back with the end that it wrote down last, up to 5 s before, and only then finds the records after it.
+_CUT_FOR_S: Final = 6.0
+_CUT_ASK_S: Final = 0.3
 #: An epoch that grows by a byte must not make the next owner's first commit too large.
 _SNAPSHOT_SLACK_BYTES: Final = 16
 #: A rejected record is wrapped, and must fit into Kafka's default of 1 MB all the same.
@@ -545,7 +548,11 @@ class Stage(Service, Emitter):
         for tenure in list(self.tenures.values()):
             end = self._offsets.log_end(self._at(tenure))
             due = tenure.frontier.next_offset
-            if end is not None and end < due:
+            if end is None or end >= due:
+                tenure.cut_since_s = None
+            elif tenure.cut_since_s is None:
+                tenure.cut_since_s = now_s
+            elif now_s - tenure.cut_since_s >= _CUT_FOR_S:
                 self._alarm("cut", "%s: %s-%d ends at %d, and %d was due: it was cut off", self.shortlabel, *self._at(tenure), end, due)
                 self._lose(self.tenures.pop(tenure.number))
                 continue
@@ -612,7 +619,7 @@ class Stage(Service, Emitter):
                 await self._seek(tenure, tenure.frontier.next_offset)
 
     async def _begin(self, new: Mapping[TopicPartition, tuple[int | None, Snapshot]]) -> None:
-        ranges = await self._offsets.log_ranges(new)
+        ranges = await self._log_ranges(new)
         begun: dict[TopicPartition, tuple[int, Snapshot]] = {}
         for tp, (offset, snapshot) in new.items():
             first, end = ranges[tp]
@@ -646,6 +653,16 @@ class Stage(Service, Emitter):
             self.tenures[tp.partition] = tenure
             metrics.TAKEOVERS.labels(self.route.stage).inc()
             self._between_steps.append(partial(self._load, tenure, snapshot))
+
+    async def _log_ranges(self, new: Mapping[TopicPartition, tuple[int | None, Snapshot]]) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Return where the logs begin and end, after giving brokers that have just started the time to know it."""
+        deadline_s = time.monotonic() + _CUT_FOR_S
+        while True:
+            ranges = await self._offsets.log_ranges(new)
+            read_to = {tp: max(offset or 0, snapshot.emit_from_offset) for tp, (offset, snapshot) in new.items()}
+            if all(ranges[tp][1] >= end for tp, end in read_to.items()) or time.monotonic() >= deadline_s:
+                return ranges
+            await asyncio.sleep(_CUT_ASK_S)
 
     def _load(self, tenure: Tenure, snapshot: Snapshot) -> None:
         if tenure.alive:

@@ -136,6 +136,7 @@ class Tenure:
         self.committed_to = snapshot.emit_from_offset
         #: Since when there has been more (monotonic clock); None while there is none.
         self.uncommitted_since_s: float | None = None
+        self.cut_since_s: float | None = None
         self._numbered_by_recorder = numbered_by_recorder
         self._ended: deque[int] = deque(snapshot.ended, maxlen=_ENDED_REMEMBERED)
         self._rereads = 0

@@ -1013,8 +1013,31 @@ async def test_records_that_were_deleted_before_they_were_read_are_told_of_and_c
     assert sum(isinstance(each, SpeechChunk) for each in system.kafka.records(topics.SPEECH)) == FRAMES_A_SEGMENT + 2
 
 
-async def test_a_topic_that_was_deleted_and_made_anew_is_read_from_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_does_not_know_its_end_yet_has_lost_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """One that was killed comes back with the end that it wrote down last, and finds the records after it a moment later."""
+    system = System()
+    call = system.call("a", 0)
+    ear, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(ear)
+    await system.give_all_to(mind)
+    call.speak(2 * FRAMES_A_SEGMENT)
+    await system.settle(ear, mind)
+    log = system.kafka.logs["asr.audio"][0]
+    found, log[3:] = log[3:], []
+    ear.stage._watch_lag(100.0)
+    ear.stage._watch_lag(105.0)
+    log.extend(found)
+    ear.stage._watch_lag(106.0)
+    ear.stage._watch_lag(112.0)
+    assert "was cut off" not in caplog.text
+    assert 0 in ear.stage.tenures
+
+
+async def test_a_topic_that_was_deleted_and_made_anew_is_read_from_its_beginning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its offsets begin again: without a look at its end, everything on it would pass for read."""
+    monkeypatch.setattr("streams.stage._CUT_FOR_S", 0.1)
     system = System()
     call = system.call("a", 0)
     ear, mind = system.start("vad"), system.start("inference")
@@ -1025,6 +1048,7 @@ async def test_a_topic_that_was_deleted_and_made_anew_is_read_from_its_beginning
     system.kafka.logs["asr.audio"][0].clear()
     call.speak(1)
     ear.stage._watch_lag(0.0)
+    ear.stage._watch_lag(0.2)
     await system.settle(ear, mind)
     assert "it was made anew, or lost its end" in caplog.text
     call.speak(2)
