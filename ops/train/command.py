@@ -65,7 +65,7 @@ def asr(
     run_dir: Annotated[Path, typer.Option(help="Where this run keeps its checkpoint, log, plot and best model.")] = Path("var/train/run"),
     updates: Annotated[
         int, typer.Option(help="How many updates the whole run makes; the learning rate falls over the last three in ten.")
-    ] = 40_000,
+    ] = 10_000,
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-3,
     synthetic_share: Annotated[float, typer.Option(help="Share of the examples that are synthetic speech.", min=0, max=1)] = 0.35,
     seed: Annotated[int, typer.Option(help="Seed of weights and examples.")] = 1,

@@ -67,8 +67,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     warmup_updates: int = 800
     gradient_clip: float = 2.0
     average_decay: float = 0.998
-    #: About five hours of two free cores.
-    updates: int = 40_000
+    #: About two hours of a free core.
+    updates: int = 10_000
     #: The learning rate falls over this last share of the updates.
     cooling_share: float = 0.3
     #: How often the sound of examples is changed at first, of how often it is changed from so many updates on.
