@@ -148,14 +148,14 @@ class ConformerOptions(msgspec.Struct, frozen=True, kw_only=True):
     finals_lanes: int = 1
     slots: int = 128
     block_frames: int = 5
-    left_blocks: int = 8
+    left_blocks: int = 16
     beam: int = 10
-    ctc_weight: float = 0.5
+    ctc_weight: float = 0.8
     reverse_weight: float | None = None
     rescoring: bool = True
     lm: str = ""
     lm_weight: float = 0.5
-    lm_word_bonus: float = 0.0
+    lm_word_bonus: float = 0.5
     longest_ms: int = 20_000
     language: str = ""
     numbers: bool = True
