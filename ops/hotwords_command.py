@@ -121,7 +121,7 @@ def clear(name: _Name = _DEFAULT_NAME, json_file: JsonOption = None) -> None:
         Console().print(f"The list {name} is out of force.", highlight=False)
 
 
-def read_phrases(file: Path, boost: float) -> tuple[Hotword, ...]:
+def read_phrases(file: Path, boost: float = _BOOST) -> tuple[Hotword, ...]:
     """Read a list: a phrase on each line, with a boost of its own behind a tab; empty lines and those that begin with # do not count.
 
     Raises:

@@ -1,16 +1,22 @@
-"""What commands print for programs: ``--json FILE``."""
+"""What commands print for programs, ``--json FILE``, and how wide their tables are."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from streams.errors import UserError
 
-__all__ = ["JsonOption", "write_json"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["JsonOption", "table_console", "write_json"]
+
+#: A table in a file need not be folded.
+_PIPED_WIDTH: Final = 200
 
 _STANDARD_OUTPUT: Final = Path("-")
 
@@ -35,3 +41,15 @@ def write_json(target: Path, content: Any) -> None:
         target.write_text(text + "\n", encoding="utf-8")
     except OSError as refused:
         raise UserError(f"{target} cannot be written ({refused.strerror})", "Choose another file for --json.") from refused
+
+
+def table_console(*, highlight: bool = True) -> Console:
+    """Return a console for wide tables on standard output.
+
+    Args:
+        highlight: colour numbers and the like in plain text.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=highlight)
+    return console if console.is_terminal else Console(highlight=highlight, width=_PIPED_WIDTH)

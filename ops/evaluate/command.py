@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from streams.errors import UserError
+from streams.output import table_console
 from streams.settings import load_settings
 
 __all__ = ["evaluate"]
@@ -15,9 +16,6 @@ __all__ = ["evaluate"]
 evaluate = typer.Typer(help="Measure how good the parts are, on sets that anybody can rebuild.", no_args_is_help=True)
 
 _TIMELINES: Final = 6
-_PIPED_WIDTH: Final = 200
-#: What `asr hotwords push` gives a phrase that says nothing of it.
-_HOTWORD_BOOST: Final = 3.0
 
 Split = Literal["dev", "test"]
 
@@ -128,21 +126,21 @@ def wer(
         raise UserError(f"There is no folder {audio_dir}", "Name the one that holds the recordings with --audio-dir or ASR_EVAL_AUDIO_DIR.")
     to_stdout = str(json_file) == "-"
     settings = load_settings()
-    phrases = () if hotwords is None else read_phrases(hotwords, _HOTWORD_BOOST)
+    phrases = () if hotwords is None else read_phrases(hotwords)
     people = Console(stderr=True, highlight=False)
     evaluation = WordEvaluation(
         audio_dir, settings, split=split, sets=_names(sets), conditions=_names(conditions), console=people, limit=limit
     )
     for engine in _names(engines) or [settings.engine]:
         name, _, without = engine.partition("-without-")
-        overrides = {"engine": name} | ({"lm_weight": 0.0, "lm_word_bonus": 0.0} if without else {})
+        overrides = {"engine": name} | ({"lm_weight": 0.0} if without else {})
         evaluation.run(engine, overrides)
         if phrases and name == "conformer":
             evaluation.run(f"{engine}, hotwords", overrides, phrases)
     if contexts:
         evaluation.compare_contexts()
     if not to_stdout:
-        evaluation.print(_wide_console(), confusions)
+        evaluation.print(table_console(highlight=False), confusions)
     if to_stdout:
         typer.echo(evaluation.as_json(), nl=False)
     elif json_file is not None:
@@ -151,11 +149,3 @@ def wer(
 
 def _names(listed: str) -> list[str]:
     return [name.strip() for name in listed.split(",") if name.strip()]
-
-
-def _wide_console() -> Any:
-    """Return a console for tables: one in a file need not be folded."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPED_WIDTH)

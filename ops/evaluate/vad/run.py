@@ -20,12 +20,10 @@ from ops.evaluate.vad.plots import roc, timeline
 from ops.evaluate.vad.testset import TestScene, build, write_manifest
 from ops.evaluate.vad.words import Recogniser
 from ops.train.vad.sources import Split
+from streams.output import table_console
 from streams.settings import Settings
 
 __all__ = ["Evaluation"]
-
-#: A table in a file need not be folded.
-_PIPED_WIDTH: Final = 200
 
 #: So many scenes are judged in one call: enough for batches, little enough for memory (a scene's spectra take 3 MB).
 _BATCH: Final = 32
@@ -114,9 +112,7 @@ class Evaluation:
                 sys.stdout.write(written.decode() + "\n")
                 return
             json_file.write_bytes(written + b"\n")
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=_PIPED_WIDTH)
+        console = table_console()
         parts = {part: None for figures in self.figures.values() for part in figures}
         for title, chosen in (("All", ["all"]), ("By part", [part for part in parts if part != "all"])):
             table = Table(title=title, title_justify="left")

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from agents.features.fbank import Fbank
 from agents.inference.conformer.engine import ConformerEngine, ConformerOptions
-from agents.inference.engine import Block, Finish, Opening, SegmentKey
+from agents.inference.engine import Block, FinalText, Finish, Opening, SegmentKey
 
-__all__ = ["CONTEXTS", "decode"]
+__all__ = ["CONTEXTS", "decode", "recognise"]
 
 #: Encoder frames of 40 ms to a block, and blocks of the past; a block of 800 is longer than any utterance: all is heard at once.
 CONTEXTS: Final[dict[str, tuple[int, int]]] = {
@@ -36,20 +36,33 @@ def decode(model_dir: Path, options: ConformerOptions, utterances: Sequence[NDAr
         utterances: float32 in [-1, 1) at 16 kHz.
     """
     engine = ConformerEngine(model_dir, options)
-    extract = Fbank()
     partials, finals = [], []
-    for number, samples in enumerate(utterances):
-        pcm = np.clip(np.round(samples * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE).astype("<i2")
-        (features,) = extract([pcm.tobytes()])
-        key = SegmentKey("evaluation", number)
-        engine.open([Opening(key=key, start_sample=0)])
-        text = ""
-        for chunk, first in enumerate(range(0, len(features), _HOPS_IN_BLOCK)):
-            piece = np.ascontiguousarray(features[first : first + _HOPS_IN_BLOCK])
-            block = Block(key=key, chunk=chunk, hops=len(piece), features=piece.astype("<f4").tobytes())
-            for hypothesis in engine.step([block]):
-                text = hypothesis.text
-        partials.append(text)
-        finals.append(engine.finish([Finish(key=key, end_sample=len(features) * _HOP_SAMPLES)])[0].raw_text)
-        engine.close([key])
+    for samples in utterances:
+        pcm = np.clip(np.round(samples * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE).astype(np.int16)
+        partial, final = recognise(engine, pcm)
+        partials.append(partial)
+        finals.append(final.raw_text)
     return partials, finals
+
+
+def recognise(engine: ConformerEngine, pcm: NDArray[np.int16], hotword_version: str = "") -> tuple[str, FinalText]:
+    """Return the last partial and the final of an utterance, as one segment, block after block.
+
+    Args:
+        engine: which no other utterance is in.
+        pcm: int16 at 16 kHz.
+        hotword_version: the list that the final is to name.
+    """
+    (features,) = Fbank()([pcm.astype("<i2").tobytes()])
+    key = SegmentKey("alone", 0)
+    engine.open([Opening(key=key, start_sample=0)])
+    partial = ""
+    for chunk, first in enumerate(range(0, len(features), _HOPS_IN_BLOCK)):
+        piece = np.ascontiguousarray(features[first : first + _HOPS_IN_BLOCK])
+        block = Block(key=key, chunk=chunk, hops=len(piece), features=piece.astype("<f4").tobytes())
+        for hypothesis in engine.step([block]):
+            partial = hypothesis.text
+    finish = Finish(key=key, end_sample=len(features) * _HOP_SAMPLES, hotword_version=hotword_version)
+    (final,) = engine.finish([finish])
+    engine.close([key])
+    return partial, final

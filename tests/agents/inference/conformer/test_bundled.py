@@ -6,21 +6,19 @@ import random
 from collections.abc import Callable
 
 import jiwer
-import numpy as np
 import pytest
 
-from agents.features.fbank import Fbank
 from agents.inference.conformer.engine import ConformerEngine, ConformerOptions
 from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.units import UnitTable
-from agents.inference.engine import Block, FinalText, Finish, Opening, SegmentKey
+from agents.inference.engine import FinalText
 from agents.inference.models import wenet_directory
 from ops.demo.calls import callers, read_clip
+from ops.evaluate.wer.direct import recognise
 from ops.train.phrases import phrase
 from schemas.records import Hotword
 from streams.settings import Settings
 
-_HOPS = 20
 #: An account number that the model takes for "six five five eight".
 _NUMBER, _SAID = "number_yweweler_8.flac", "six five five six"
 
@@ -42,20 +40,7 @@ def engine() -> ConformerEngine:
 
 @pytest.fixture(scope="module")
 def final(engine: ConformerEngine) -> Callable[..., FinalText]:
-    extract = Fbank()
-
-    def recognise(file: str, hotword_version: str = "") -> FinalText:
-        (features,) = extract([read_clip(file).astype("<i2").tobytes()])
-        key = SegmentKey(file, 0)
-        engine.open([Opening(key=key, start_sample=0)])
-        for chunk, first in enumerate(range(0, len(features), _HOPS)):
-            piece = np.ascontiguousarray(features[first : first + _HOPS]).astype("<f4")
-            engine.step([Block(key=key, chunk=chunk, hops=len(piece), features=piece.tobytes())])
-        found = engine.finish([Finish(key=key, end_sample=len(features) * 160, hotword_version=hotword_version)])[0]
-        engine.close([key])
-        return found
-
-    return recognise
+    return lambda file, hotword_version="": recognise(engine, read_clip(file), hotword_version)[1]
 
 
 def test_it_is_small() -> None:
