@@ -68,6 +68,8 @@ class Listener(Protocol):
 class _Segment:
     opening: Opening
     opened: bool = False
+    #: A step that opens it, or takes blocks of it, is on its way: it cannot settle before that is back.
+    stepping: bool = False
     waiting: deque[Block] = field(default_factory=deque)
     ready_s: float = 0.0
     #: Blocks it was given so far: what a segment holds until its final is there.
@@ -170,7 +172,7 @@ class Batcher:
             segment = self._segments[request.key]
             segment.finish = request
             self._held += segment.blocks - len(segment.waiting)
-            if segment.opened and not segment.waiting:
+            if segment.opened and not (segment.waiting or segment.stepping):
                 self._settles(segment)
             self._step_due.notify()
 
@@ -319,10 +321,12 @@ class Batcher:
                 lessons, self._lessons = self._lessons, []
                 self._shed()
                 chosen = self._choose(self._pacing.pace(len(self._segments)).max_batch)
-                stepped = [self._segments[key] for key in chosen]
+                under_way = {*opening, *(self._segments[key] for key in chosen)}
                 blocks = self._take(chosen)
                 for segment in opening:
                     segment.opened = True
+                for segment in under_way:
+                    segment.stepping = True
             for version, folder, in_force, then in lessons:
                 engine.hotwords(version, folder, in_force=in_force)
                 self._tell(then)
@@ -336,7 +340,8 @@ class Batcher:
             if blocks or hypotheses:
                 self._tell(self._listener.stepped, blocks, hypotheses)
             with self._lock:
-                for segment in {*stepped, *opening}:
+                for segment in under_way:
+                    segment.stepping = False
                     if segment.finish and not (segment.waiting or segment.settling or segment.dropped):
                         self._settles(segment)
             if not engine.finals_lanes:

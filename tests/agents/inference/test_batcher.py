@@ -262,6 +262,34 @@ async def test_a_segment_is_not_closed_under_its_final() -> None:
         await until(lambda: engine.closed == [key("s")])
 
 
+async def test_a_final_waits_for_the_step_that_has_its_last_block() -> None:
+    engine = Watched()
+    async with running(engine, FixedPacing(1, 0.0)) as (batcher, heard):
+        begin(batcher, "a")
+        batcher.put(block("a", 0))
+        await until(lambda: len(heard.blocks) == 1)
+        engine.going.clear()
+        batcher.put(block("a", 1))
+        await until(lambda: len(engine.steps) == 2)
+        batcher.finish(Finish(key=key("a"), end_sample=0))
+        assert not await asyncio.to_thread(engine.in_final.wait, 0.1), "a final was asked for before its last block was taken"
+        engine.going.set()
+        await until(lambda: heard.finals)
+        assert [each.chunk for each in heard.blocks] == [0, 1]
+
+
+async def test_a_final_waits_for_the_step_that_opens_its_segment() -> None:
+    engine = Watched()
+    async with running(engine, FixedPacing(1, 0.0)) as (batcher, heard):
+        engine.going.clear()
+        begin(batcher, "a")
+        await until(lambda: not batcher._unopened)
+        batcher.finish(Finish(key=key("a"), end_sample=0))
+        assert not await asyncio.to_thread(engine.in_final.wait, 0.1)
+        engine.going.set()
+        await until(lambda: heard.finals)
+
+
 async def test_room_is_waited_for(monkeypatch: Any) -> None:
     monkeypatch.setattr("agents.inference.batcher._HELD_LIMIT", 3)
     engine = Watched()
