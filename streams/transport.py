@@ -6,7 +6,8 @@ second that a fetch may hold up a rebalance, and the 1.5 s that the driver lets 
 It also tells the worker's :class:`streams.lease.Lease` whether the process runs, and when its group has answered.
 
 And fetches are paced. aiokafka asks again as soon as it has an answer, each time for all partitions: with 50 channels that is one fetch of
-50 partitions for almost every record, and the broker does little else. A few ms between fetches let records gather.
+50 partitions for almost every record, and the broker does little else. A few ms between fetches let records gather. The app says how many:
+what is fetched together goes on together, through all that follow.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from aiokafka.errors import IllegalStateError
@@ -29,11 +30,7 @@ _GETMANY_TIMEOUT_S: Final = 0.1
 _FETCH_MAX_WAIT_MS: Final = 50
 
 
-#: Time between two fetches from a broker: it bounds them to 100 a second, and costs a record half of it on average.
-_FETCH_INTERVAL_S: Final = 0.01
-
-
-def _pace(fetcher: Any) -> None:
+def _pace(fetcher: Any, interval_s: Callable[[], float]) -> None:
     """Keep a fetcher's requests to each broker some time apart."""
     send = fetcher._proc_fetch_request  # noqa: SLF001 private; aiokafka is pinned for this module and for checkpoint.py
     due_s: dict[int, float] = {}
@@ -42,7 +39,7 @@ def _pace(fetcher: Any) -> None:
         wait_s = due_s.get(node_id, 0.0) - time.monotonic()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        due_s[node_id] = time.monotonic() + _FETCH_INTERVAL_S
+        due_s[node_id] = time.monotonic() + interval_s()
         return await send(assignment, node_id, request)
 
     fetcher._proc_fetch_request = paced  # noqa: SLF001
@@ -66,8 +63,9 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         await super().on_start()
         consumer = self._ensure_consumer()
-        _pace(consumer._fetcher)  # noqa: SLF001
-        lease: Lease = self.app.lease  # type: ignore[attr-defined]  # our app has one
+        app: Any = self.app  # a StreamsApp
+        _pace(consumer._fetcher, app.fetch_interval_s)  # noqa: SLF001
+        lease: Lease = app.lease
         _confirm(consumer._coordinator, lease)  # noqa: SLF001
         self.add_future(self._tick(lease))
 

@@ -3,6 +3,7 @@
 A step costs a part that is always the same and a part for each block. The first part is what batching saves: with 50 channels whose blocks
 come at 50 different moments, an engine that never waited would do 50 small steps in the time of four large ones. The longer it waits, the
 later the text. So the wait goes by how busy the engine is: none while it has time, and the longest that the text can bear when it has not.
+It follows within seconds, for many calls may begin at once; the size follows slowly, for each one is another shape to compute.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ __all__ = ["AdaptivePacing", "FixedPacing", "Pace", "Pacing"]
 
 #: Size of a step for up to so many active channels: room for all of them, in sizes that a GPU records its work for.
 _SIZES: Final = ((20, 32), (40, 48), (None, 64))
-#: How often the pace is looked at; the first time sooner, when a little is known.
-_LOOK_S: Final = 10.0
-_FIRST_LOOK_S: Final = 1.0
+#: How often the size is looked at, and the wait.
+_SIZE_LOOK_S: Final = 10.0
+_WAIT_LOOK_S: Final = 1.0
 #: The size moves by this much, so that one busy moment does not change everything.
 _SIZE_STEP: Final = 8
 #: The wait moves by this share of the way.
@@ -86,8 +87,7 @@ class AdaptivePacing:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._looked_s = clock()
-        self._look_s = self._looked_s + _FIRST_LOOK_S
+        self._size_looked_s = self._wait_looked_s = clock()
         self._busiest = 0
         self._working_s = 0.0
         self._pace: Pace | None = None
@@ -98,13 +98,15 @@ class AdaptivePacing:
         """Return the pace for that many open segments."""
         self._busiest = max(self._busiest, active)
         now_s = self._clock()
-        if self._pace is None:
-            self._pace = Pace(_size_for(active), _FIRST_WAIT_MS)
-        elif now_s >= self._look_s:
-            self._pace = self._next(self._pace, self._working_s / (now_s - self._looked_s))
-            self._looked_s, self._look_s = now_s, now_s + _LOOK_S
-            self._busiest, self._working_s = active, 0.0
-        return self._pace
+        pace = self._pace or Pace(_size_for(active), _FIRST_WAIT_MS)
+        if now_s >= self._size_looked_s + _SIZE_LOOK_S:
+            pace = pace._replace(max_batch=_nearer(pace.max_batch, _size_for(self._busiest)))
+            self._size_looked_s, self._busiest = now_s, active
+        if now_s >= self._wait_looked_s + _WAIT_LOOK_S:
+            pace = pace._replace(max_wait_ms=_wait_after(pace.max_wait_ms, self._working_s / (now_s - self._wait_looked_s)))
+            self._wait_looked_s, self._working_s = now_s, 0.0
+        self._pace = pace
+        return pace
 
     def observe(self, blocks: int, took_s: float) -> None:
         """Hear how long a step took."""
@@ -132,13 +134,18 @@ class AdaptivePacing:
         steps = _BLOCK_S / (_LONGEST_WAIT_MS / _MS_PER_S + fixed)
         return max(0, int((_FULL_SHARE * _BLOCK_S - steps * fixed) / each))
 
-    def _next(self, pace: Pace, busy: float) -> Pace:
-        """Return the pace to go on with, after steps took that share of the time."""
-        size = pace.max_batch + max(-_SIZE_STEP, min(_SIZE_STEP, _size_for(self._busiest) - pace.max_batch))
-        load = min(1.0, max(0.0, (busy - _IDLE_SHARE) / (_BUSY_SHARE - _IDLE_SHARE)))
-        wait_ms = _SHORTEST_WAIT_MS + load * (_LONGEST_WAIT_MS - _SHORTEST_WAIT_MS)
-        return Pace(size, pace.max_wait_ms + _WAIT_SHARE * (wait_ms - pace.max_wait_ms))
-
 
 def _size_for(active: int) -> int:
     return next(size for most, size in _SIZES if most is None or active <= most)
+
+
+def _nearer(size: int, wanted: int) -> int:
+    """Return the size that is one step nearer to another one."""
+    return size + max(-_SIZE_STEP, min(_SIZE_STEP, wanted - size))
+
+
+def _wait_after(wait_ms: float, busy: float) -> float:
+    """Return the wait to go on with, after steps took that share of the time."""
+    load = min(1.0, max(0.0, (busy - _IDLE_SHARE) / (_BUSY_SHARE - _IDLE_SHARE)))
+    wanted_ms = _SHORTEST_WAIT_MS + load * (_LONGEST_WAIT_MS - _SHORTEST_WAIT_MS)
+    return wait_ms + _WAIT_SHARE * (wanted_ms - wait_ms)

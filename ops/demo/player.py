@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from connectors.recorder.framing import WireFormat
+from connectors.recorder.framing import DEFAULT_FRAME_MS, WireFormat
 from connectors.recorder.media import MemorySource
 from connectors.recorder.recorder import Playback, Recorder
 from ops.demo.calls import Party, assemble, call_seconds, line_sizes
@@ -21,6 +21,7 @@ _LEAD_US: Final = 300_000
 #: The next call is put on its line this long before the last one ends.
 _AHEAD_US: Final = 3_000_000
 _US_PER_S: Final = 1_000_000
+_US_PER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,10 +104,10 @@ class Player:
             line.prepare()
 
     def start(self) -> None:
-        """Begin the first call of each line, all at the same moment."""
+        """Begin the first call of each line: all at once, but no line's frames end at the same moments as another's."""
         starts_us = time.time_ns() // 1_000 + _LEAD_US
         for line in self._lines:
-            line.starts_us = starts_us
+            line.starts_us = starts_us + int(line.rng.integers(_US_PER_MS * DEFAULT_FRAME_MS))
             self._play(line)
 
     def play_due(self) -> None:

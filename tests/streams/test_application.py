@@ -72,3 +72,16 @@ def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings().partitions = 3  # type: ignore[misc]
     assert isinstance(load_settings(), Settings)
+
+
+async def test_only_the_first_stage_lets_frames_gather_the_longer_the_more_calls_there_are(tmp_path: Path) -> None:
+    first = create_app(load_settings(stage="vad", data_dir=tmp_path))
+    later = create_app(load_settings(stage="features", data_dir=tmp_path))
+    together = create_app(load_settings(data_dir=tmp_path))
+    intervals_s = []
+    for sessions in (0, 8, 30, 50, 500):
+        for app in (first, later, together):
+            app._sessions_lately = sessions
+        intervals_s.append(first.fetch_interval_s())
+        assert later.fetch_interval_s() == together.fetch_interval_s() == application._FETCH_INTERVAL_S
+    assert intervals_s == [0.01, 0.01, 0.03, 0.04, 0.04]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from aiokafka.structs import TopicPartition
 
 from streams.lease import Lease
-from streams.transport import Consumer, _confirm, _NothingRead
+from streams.transport import Consumer, _confirm, _NothingRead, _pace
 
 AT = TopicPartition("asr.audio", 1)
 
@@ -63,3 +63,19 @@ async def test_a_lease_hears_of_heartbeats_that_the_group_answers() -> None:
     await coordinator._do_heartbeat()
     assert lease.holds(3)
     assert not lease.holds(2)
+
+
+async def test_fetches_from_a_broker_keep_the_distance_that_is_asked_for() -> None:
+    sent_s: dict[int, list[float]] = {1: [], 2: []}
+
+    async def fetch(_assignment: object, node_id: int, _request: object) -> bool:
+        sent_s[node_id].append(time.monotonic())
+        return True
+
+    intervals_s = iter((0.03, 0.0, 0.06, 0.0, 0.0))
+    fetcher = SimpleNamespace(_proc_fetch_request=fetch)
+    _pace(fetcher, lambda: next(intervals_s))
+    for node_id in (1, 2, 1, 1, 2):
+        assert await fetcher._proc_fetch_request(None, node_id, None)
+    assert sent_s[1][1] - sent_s[1][0] >= 0.03
+    assert sent_s[1][2] - sent_s[1][1] >= 0.06
