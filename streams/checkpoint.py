@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -79,13 +80,19 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
         epoch: how many owners the partition has had in this stage.
         emit_from_offset: outputs of all inputs before it are on the broker.
         sessions: the open sessions.
-        ended: hashes of the sessions that ended last, so that a zombie's repeats do not open them again.
+        ended: hashes of the sessions that ended last, so that a zombie's repeats do not open them again; those that were closed for want
+            of audio are marked.
     """
 
     epoch: int = 0
     emit_from_offset: int = 0
     sessions: tuple[SessionSnapshot, ...] = ()
     ended: tuple[int, ...] = ()
+
+    @property
+    def read_to_offset(self) -> int:
+        """The offset up to which the log was read: one that ends before it has lost records."""
+        return max([self.emit_from_offset, *(session.from_offset for session in self.sessions)])
 
     @property
     def commit_offset(self) -> int:
@@ -148,14 +155,17 @@ class Frontier:
         self.next_offset = next_offset
         # Ordered by offset, so that the first key is the lowest open input; a plain dict would be slow to find it.
         self._holds: OrderedDict[int, int] = OrderedDict()
+        #: The session of each open input that has one.
+        self._sessions: dict[int, str] = {}
 
     def skip(self, offset: int) -> None:
         """Pass over an input from which nothing follows."""
         self.next_offset = offset + 1
 
-    def begin(self, offset: int) -> None:
-        """Take an input."""
+    def begin(self, offset: int, session_id: str = "") -> None:
+        """Take an input, of a session if it has one."""
         self._holds[offset] = 1
+        self._sessions[offset] = session_id
         self.next_offset = offset + 1
 
     def hold(self, offset: int) -> None:
@@ -168,7 +178,24 @@ class Frontier:
         if left:
             self._holds[offset] = left
         else:
-            del self._holds[offset]
+            del self._holds[offset], self._sessions[offset]
+
+    def committable(self, snapshot: Snapshot) -> Snapshot | None:
+        """Return a captured state as it may be committed now, or None if it may not be yet.
+
+        An input that is not settled holds up the state of all that came after it; but not where its own session begins again at or before
+        it anyway, as with a segment that is open: then all that follows from it is sent once more. So a call that hangs, whose recorder
+        was killed while somebody spoke, holds up none of the others on its partition.
+        """
+        begins = {session.session_id: session.from_offset for session in snapshot.sessions}
+        emit_from = snapshot.emit_from_offset
+        for offset in self._holds:
+            if offset >= snapshot.emit_from_offset:
+                break
+            if begins.get(self._sessions[offset], math.inf) > offset:
+                return None
+            emit_from = min(emit_from, offset)
+        return snapshot if emit_from == snapshot.emit_from_offset else msgspec.structs.replace(snapshot, emit_from_offset=emit_from)
 
     @property
     def settled_to(self) -> int:

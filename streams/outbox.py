@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
 
 from streams import metrics
 
@@ -129,7 +129,7 @@ class Outbox:
                     letter = self._waiting.popleft()
                     sent = await self._handed_over(producer, letter)
                     sent.add_done_callback(partial(self._acknowledge, letter))
-        except KafkaError as failure:
+        except Exception as failure:  # noqa: BLE001 aiokafka asserts what it does not expect, and who sends no more must not seem to live
             self._on_failure(OutboxError(f"a record could not be sent: {type(failure).__name__}: {failure}"))
 
     async def _handed_over(self, producer: AIOKafkaProducer, letter: _Letter) -> asyncio.Future[Any]:

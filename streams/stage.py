@@ -40,19 +40,18 @@ from schemas.records import (
     Session,
     SessionRecord,
     StageName,
-    Timeout,
     Transcript,
-    VersionChange,
 )
-from streams import metrics, topics
+from streams import metrics, proposals, topics
 from streams.checkpoint import CommitRefusedError, Committed, OffsetStore, Snapshot, SnapshotError
 from streams.control import Control
 from streams.core import Core, Emitter, Input, SessionKey, SessionState
 from streams.errors import UserError
 from streams.lease import Lease
 from streams.outbox import Outbox
+from streams.proposals import Proposals
 from streams.settings import Settings
-from streams.tenure import Order, Placement, Standing, Tenure
+from streams.tenure import Order, Placement, Tenure
 from streams.topics import Topic
 
 __all__ = ["Route", "Stage", "record_key"]
@@ -83,17 +82,14 @@ _ALARM_EVERY_S: Final = 30.0
 #: A broker that was killed comes back with the end that it wrote down last, up to 5 s before, and only then finds the records after it.
 _CUT_FOR_S: Final = 6.0
 _CUT_ASK_S: Final = 0.3
+#: A record that the broker has and that does not come within this time was lost on the way.
+_AWAITED_FOR_S: Final = 5.0
 #: An epoch that grows by a byte must not make the next owner's first commit too large.
 _SNAPSHOT_SLACK_BYTES: Final = 16
 #: A rejected record is wrapped, and must fit into Kafka's default of 1 MB all the same.
 _REJECTED_BYTES: Final = 900_000
 #: Inputs in a row that a core fails at before it is the core that is broken, and not they.
 _FAILURES_IN_A_ROW: Final = 10
-#: A worker's status goes out every second: when nothing was acknowledged for so long, no broker takes anything.
-_BROKERS_AWAY_S: Final = 3.0
-_VERSION_CHECK_S: Final = 0.1
-#: A change that was written and not read after this long is written again.
-_VERSION_REPEAT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +130,6 @@ _RESULT_TOPICS: Final[Mapping[type[Record], Topic]] = {
     Transcript: topics.TRANSCRIPTS,
     Session: topics.SESSIONS,
     LogEvent: topics.LOG,
-    # A timeout is an input: it goes where the audio comes from, and acts when it is read there.
-    Timeout: topics.AUDIO,
 }
 
 
@@ -200,11 +194,15 @@ class Stage(Service, Emitter):
         self._careful: dict[int, int] = {}
         self._failures = 0
         self._alarmed_s: dict[str, float] = {}
-        self._brokers_away = False
         #: Open inputs as of the last look: too dear to count for each record.
         self._open_lately = 0
         self._busy_s = 0.0
         self._numbered_by_recorder = route.source is topics.AUDIO
+        #: What the clock decides, where recorders are read.
+        self.proposals = self._make_proposals() if self._numbered_by_recorder else None
+
+    def _make_proposals(self) -> Proposals:
+        return Proposals(self._settings, self._send_to_ourselves, lambda: self._outbox.acknowledged_s, self._control)
 
     # ------------------------------------------------------------------ reading
 
@@ -236,6 +234,9 @@ class Stage(Service, Emitter):
         match placement := tenure.place(offset, record):
             case Placement.STRANGER:
                 self._reject(tenure, offset, key, value, f"its session {record.session_id} was never started here")
+            case Placement.LATE:
+                cut_off = "was its recorder cut off for longer than ASR_SESSION_LOST_MS?"
+                self._reject(tenure, offset, key, value, f"its session {record.session_id} had been closed: {cut_off}")
             case Placement.TAKE | Placement.WARM:
                 if missing and placement is Placement.TAKE:
                     log.error("%s: %d records of session %s never came", self.shortlabel, missing, record.session_id)
@@ -250,7 +251,7 @@ class Stage(Service, Emitter):
         if warm:
             tenure.frontier.skip(offset)
         else:
-            tenure.frontier.begin(offset)
+            tenure.frontier.begin(offset, record.session_id)
             tenure.dirty = True
         key = SessionKey(tenure.number, record.session_id)
         self._ready.append(Input(key, offset, appended_ms, record, warm, tenure))
@@ -499,11 +500,8 @@ class Stage(Service, Emitter):
     async def commit_settled(self) -> bool:
         """Commit every captured state whose inputs are settled, in one request; return False if it was refused."""
         async with self._committing:
-            due = {
-                tenure: tenure.candidate
-                for tenure in self.tenures.values()
-                if tenure.candidate is not None and tenure.frontier.settled_to >= tenure.candidate[0].emit_from_offset
-            }
+            found = {tenure: self._committable(tenure) for tenure in self.tenures.values()}
+            due = {tenure: state for tenure, state in found.items() if state is not None}
             if not due:
                 return True
             try:
@@ -515,6 +513,18 @@ class Stage(Service, Emitter):
                 return False
             self._refused_since_s = None
             return True
+
+    def _committable(self, tenure: Tenure) -> tuple[Snapshot, str] | None:
+        """Return a captured state, and its packed form, if it may be committed now."""
+        if tenure.candidate is None:
+            return None
+        captured, packed = tenure.candidate
+        snapshot = tenure.frontier.committable(captured)
+        if snapshot is None or snapshot is captured:
+            return None if snapshot is None else (captured, packed)
+        # What is read again of a takeover is on the broker up to where that began to send.
+        snapshot = msgspec.structs.replace(snapshot, emit_from_offset=max(snapshot.emit_from_offset, tenure.emit_from_offset))
+        return snapshot, snapshot.pack(self._settings.snapshot_max_bytes)
 
     async def _commit_states(self, due: Mapping[Tenure, tuple[Snapshot, str]]) -> None:
         """Commit captured states; one that the brokers find too large takes none of the others with it."""
@@ -541,9 +551,9 @@ class Stage(Service, Emitter):
         """Tell how far commits are behind, and notice a log that was cut off."""
         while not self.should_stop:
             await self.sleep(_LOOK_S)
-            self._watch_lag(time.monotonic())
+            await self._watch_lag(time.monotonic())
 
-    def _watch_lag(self, now_s: float) -> None:
+    async def _watch_lag(self, now_s: float) -> None:
         records, seconds = 0, 0.0
         for tenure in list(self.tenures.values()):
             end = self._offsets.log_end(self._at(tenure))
@@ -556,6 +566,8 @@ class Stage(Service, Emitter):
                 self._alarm("cut", "%s: %s-%d ends at %d, and %d was due: it was cut off", self.shortlabel, *self._at(tenure), end, due)
                 self._lose(self.tenures.pop(tenure.number))
                 continue
+            if end is not None and end > due:
+                await self._read_on(tenure, due, now_s)
             records = max(records, (due if end is None else end) - tenure.committed_to)
             if tenure.committed_to < due:
                 tenure.uncommitted_since_s = tenure.uncommitted_since_s or now_s
@@ -566,6 +578,17 @@ class Stage(Service, Emitter):
             self._alarm(
                 "lag", "%s: nothing was committed for %.0f s; a successor would read %d records again", self.shortlabel, seconds, records
             )
+
+    async def _read_on(self, tenure: Tenure, due: int, now_s: float) -> None:
+        """Read again from the offset that is due, if it does not come: a client that loses the last event of a log shows no hole."""
+        at, since_s = tenure.awaited
+        if at != due or self._ready or self._open_lately >= _OPEN_LIMIT:
+            tenure.awaited = due, now_s
+        elif now_s - since_s >= _AWAITED_FOR_S:
+            log.warning("%s: offset %d of %s-%d does not come: reading again", self.shortlabel, due, *self._at(tenure))
+            metrics.HOLES.labels(self.route.stage, "reread").inc()
+            tenure.awaited = due, now_s
+            await self._seek(tenure, due)
 
     # ------------------------------------------------------------------ owning
 
@@ -628,10 +651,10 @@ class Stage(Service, Emitter):
                 log.error("%s %s: offsets %d to %d were deleted before they were read", self.shortlabel, tp, start, first - 1)
                 metrics.HOLES.labels(self.route.stage, "deleted").inc()
                 start = first
-            elif max(start, snapshot.emit_from_offset) > end:
+            elif max(start, snapshot.read_to_offset) > end:
                 log.error(
                     "%s %s ends at %d, but was read to %d: it was made anew, or lost its end; beginning at %d with the sessions known",
-                    *(self.shortlabel, tp, end, snapshot.emit_from_offset, first),
+                    *(self.shortlabel, tp, end, snapshot.read_to_offset, first),
                 )
                 metrics.HOLES.labels(self.route.stage, "truncated").inc()
                 start, snapshot = first, snapshot.rebased(first)
@@ -659,7 +682,7 @@ class Stage(Service, Emitter):
         deadline_s = time.monotonic() + _CUT_FOR_S
         while True:
             ranges = await self._offsets.log_ranges(new)
-            read_to = {tp: max(offset or 0, snapshot.emit_from_offset) for tp, (offset, snapshot) in new.items()}
+            read_to = {tp: max(offset or 0, snapshot.read_to_offset) for tp, (offset, snapshot) in new.items()}
             if all(ranges[tp][1] >= end for tp, end in read_to.items()) or time.monotonic() >= deadline_s:
                 return ranges
             await asyncio.sleep(_CUT_ASK_S)
@@ -676,83 +699,17 @@ class Stage(Service, Emitter):
         for session_id in tenure.sessions:
             self._between_steps.append(partial(self.core.drop, SessionKey(tenure.number, session_id)))
 
-    # ------------------------------------------------------------------ quiet sessions
+    # ------------------------------------------------------------------ what the clock decides
 
     @Service.task
-    async def _propose_timeouts(self) -> None:
-        """Write a Timeout for each session that nothing was heard of; it acts, for every reader alike, when it is read."""
-        while self._numbered_by_recorder and not self.should_stop:
-            await self.sleep(_LOOK_S)
-            self.propose_timeouts(time.monotonic())
-
-    def propose_timeouts(self, now_s: float) -> None:
-        """Propose to end the sessions that nothing was heard of for too long, though the brokers were there all the while."""
-        if now_s - self._outbox.acknowledged_s >= _BROKERS_AWAY_S:
-            self._brokers_away = True
-            return
-        if self._brokers_away:
-            # Recorders send now what they kept, so silence begins anew. To be frozen for a while is the same.
-            self._brokers_away = False
-            for tenure in self.tenures.values():
-                for standing in tenure.sessions.values():
-                    standing.seen_s = now_s
-        for tenure in self.tenures.values():
-            for standing in tenure.silent_since(now_s - self._settings.session_lost_ms / 1_000):
-                self._propose_timeout(tenure, standing, now_s)
-
-    def _propose_timeout(self, tenure: Tenure, standing: Standing, now_s: float) -> None:
-        latest = standing.latest
-        assert latest is not None  # noqa: S101 silent_since yields only such
-        timeout = Timeout(
-            channel_id=latest.channel_id,
-            session_id=latest.session_id,
-            conversation_id=latest.conversation_id,
-            epoch=tenure.epoch,
-            position_samples=latest.position_samples,
-            silent_ms=round((now_s - standing.seen_s) * 1_000),
-        )
-        standing.seen_s = now_s
-        self._send_to_ourselves(tenure, timeout)
+    async def _propose(self) -> None:
+        """Write what is decided by the clock to where it is read again."""
+        while self.proposals is not None and not self.should_stop:
+            await self.sleep(proposals.LOOK_S)
+            self.proposals.look(self.tenures.values(), time.monotonic())
 
     def _send_to_ourselves(self, tenure: Tenure, record: FlowRecord) -> None:
-        """Write a decision where it is read again, so that every replay comes to the same."""
-        self._hand_over(tenure, topics.AUDIO, record, lambda: None)
-
-    # ------------------------------------------------------------------ versions
-
-    @Service.task
-    async def _announce_versions(self) -> None:
-        """Write a VersionChange for each session that names other hotwords than are in force; it acts when it is read."""
-        if self._control is None or not self._numbered_by_recorder:
-            return
-        while not self.should_stop:
-            await self.sleep(_VERSION_CHECK_S)
-            self.announce_versions(self._control, time.monotonic())
-
-    def announce_versions(self, control: Control, now_s: float) -> None:
-        """Write the changes that are due."""
-        version = control.hotwords_to_announce
-        if not (version or control.ever_pushed):
-            return
-        for tenure in self.tenures.values():
-            for standing in tenure.sessions.values():
-                proposed, proposed_s = standing.proposed
-                on_its_way = proposed == version and now_s < proposed_s + _VERSION_REPEAT_S
-                latest = standing.latest
-                if standing.hotword_version == version or on_its_way or latest is None:
-                    continue
-                standing.proposed = version, now_s
-                change = VersionChange(
-                    channel_id=latest.channel_id,
-                    session_id=latest.session_id,
-                    conversation_id=latest.conversation_id,
-                    epoch=tenure.epoch,
-                    position_samples=latest.position_samples,
-                    kind="hotwords",
-                    name=control.hotwords.names,
-                    version=version,
-                )
-                self._send_to_ourselves(tenure, change)
+        self._hand_over(tenure, self.route.source, record, lambda: None)
 
     # ------------------------------------------------------------------ state of the worker
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from schemas.records import FlowRecord, SessionStart, Timeout, VersionChange
+from schemas.records import AudioFrame, FlowRecord, SessionStart, Timeout, VersionChange
 from streams.checkpoint import Frontier, SessionSnapshot, Snapshot, Track
 from streams.core import SessionState
 
@@ -22,6 +22,8 @@ __all__ = ["Order", "Placement", "Standing", "Tenure"]
 
 #: Ended sessions that a partition remembers: far more than can end within a zombie's life.
 _ENDED_REMEMBERED: Final = 16
+#: Beside the hash of 32 bits of an ended session's name: it was closed because nothing was heard of it.
+_LOST: Final = 1 << 32
 #: How often a hole is read again before its offsets are taken for gone: a client that loses an event in a rebalance may lose two.
 _REREADS: Final = 3
 
@@ -45,6 +47,7 @@ class Placement(enum.Enum):
     REPEAT = "repeat"  #: it was taken before
     ZOMBIE = "zombie"  #: its writer had lost the partition
     STRANGER = "stranger"  #: its session was never started here
+    LATE = "late"  #: audio of a session that was closed for want of it
 
 
 @dataclass(slots=True)
@@ -137,6 +140,8 @@ class Tenure:
         #: Since when there has been more (monotonic clock); None while there is none.
         self.uncommitted_since_s: float | None = None
         self.cut_since_s: float | None = None
+        #: The offset that is due while the broker has it, and since when it is waited for (monotonic clock).
+        self.awaited = -1, 0.0
         self._numbered_by_recorder = numbered_by_recorder
         self._ended: deque[int] = deque(snapshot.ended, maxlen=_ENDED_REMEMBERED)
         self._rereads = 0
@@ -185,7 +190,11 @@ class Tenure:
         """Return what to do with the record at an offset, and note that it was seen."""
         standing = self.sessions.get(record.session_id)
         if standing is None:
-            if offset < self.emit_from_offset or _hash(record.session_id) in self._ended or isinstance(record, (Timeout, VersionChange)):
+            ended = _hash(record.session_id)
+            if offset >= self.emit_from_offset and ended | _LOST in self._ended and isinstance(record, AudioFrame):
+                return Placement.LATE
+            over = ended in self._ended or ended | _LOST in self._ended
+            if offset < self.emit_from_offset or over or isinstance(record, (Timeout, VersionChange)):
                 return Placement.DONE
             if not isinstance(record, SessionStart):
                 return Placement.STRANGER
@@ -237,7 +246,7 @@ class Tenure:
             state = state_of(session_id)
             if state is None:
                 del self.sessions[session_id]
-                self._ended.append(_hash(session_id))
+                self._ended.append(_hash(session_id) | (_LOST if isinstance(standing.latest, Timeout) else 0))
                 continue
             track = standing.track_before(state.from_offset)
             # Who takes over a session that has gone quiet must know it by name, to propose that it has ended.

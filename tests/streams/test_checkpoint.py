@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,3 +102,20 @@ def test_held_inputs_are_never_jumped(held: list[int]) -> None:
         if offset not in held:
             frontier.release(offset)
     assert frontier.settled_to == held[0]
+
+
+def test_an_open_input_holds_up_a_state_unless_its_session_begins_again_before_it() -> None:
+    frontier = Frontier(10)
+    for offset, session_id in ((10, "open"), (11, "other"), (12, "open"), (13, "other")):
+        frontier.begin(offset, session_id)
+    track = Track()
+    state = Snapshot(1, 14, (SessionSnapshot("open", 10, 10, track, b""), SessionSnapshot("other", 14, 14, track, b"")))
+    frontier.release(10)
+    assert frontier.committable(state) is None, "an answer to the other session is on its way"
+    frontier.release(11)
+    frontier.release(13)
+    assert frontier.committable(state) == msgspec.structs.replace(state, emit_from_offset=12)
+    assert frontier.committable(msgspec.structs.replace(state, sessions=())) is None, "the session's end is on its way"
+    frontier.release(12)
+    assert frontier.committable(state) is state
+    assert state.read_to_offset == 14

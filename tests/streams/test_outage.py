@@ -57,7 +57,8 @@ def seconds_go_by(stage: Stage, brokers: Brokers, start: int, end: int, *, away:
     for now in range(start, end):
         if not away:
             brokers.acknowledged_s = float(now)
-        stage.propose_timeouts(float(now))
+        assert stage.proposals is not None
+        stage.proposals.look(stage.tenures.values(), float(now))
 
 
 def test_a_session_that_nothing_is_heard_of_is_proposed_to_have_ended(stage: Stage, brokers: Brokers) -> None:

@@ -1024,11 +1024,11 @@ async def test_a_broker_that_does_not_know_its_end_yet_has_lost_nothing(caplog: 
     await system.settle(ear, mind)
     log = system.kafka.logs["asr.audio"][0]
     found, log[3:] = log[3:], []
-    ear.stage._watch_lag(100.0)
-    ear.stage._watch_lag(105.0)
+    await ear.stage._watch_lag(100.0)
+    await ear.stage._watch_lag(105.0)
     log.extend(found)
-    ear.stage._watch_lag(106.0)
-    ear.stage._watch_lag(112.0)
+    await ear.stage._watch_lag(106.0)
+    await ear.stage._watch_lag(112.0)
     assert "was cut off" not in caplog.text
     assert 0 in ear.stage.tenures
 
@@ -1047,8 +1047,8 @@ async def test_a_topic_that_was_deleted_and_made_anew_is_read_from_its_beginning
     await system.settle(ear, mind)
     system.kafka.logs["asr.audio"][0].clear()
     call.speak(1)
-    ear.stage._watch_lag(0.0)
-    ear.stage._watch_lag(0.2)
+    await ear.stage._watch_lag(0.0)
+    await ear.stage._watch_lag(0.2)
     await system.settle(ear, mind)
     assert "it was made anew, or lost its end" in caplog.text
     call.speak(2)
@@ -1122,14 +1122,61 @@ async def test_a_state_that_does_not_fit_stops_nobody_and_loses_nothing(caplog: 
     await system.settle(ear, mind)
     assert "raise offset.metadata.max.bytes" in caplog.text
     assert ear.group.committed[0].offset == 0
-    ear.stage._watch_lag(100.0)
-    ear.stage._watch_lag(140.0)
+    await ear.stage._watch_lag(100.0)
+    await ear.stage._watch_lag(140.0)
     assert "nothing was committed for 40 s" in caplog.text
     assert value_of("asr_committed_lag_seconds", stage="vad") == 40.0
     system.kill(ear)
     await system.finish()
     ended = system.workers["vad"][-1]
     assert Snapshot.unpack(ended.group.committed[0].metadata).sessions == ()
+
+
+async def test_a_call_that_hangs_holds_up_no_other_on_its_partition() -> None:
+    """Its final does not come, or its recorder was killed in the middle of a segment: what others have done is committed all the same."""
+    system = System()
+    hung = system.call("hung", 0)
+    ear, mind = system.start("vad"), system.start("inference")
+    await system.give_all_to(ear)
+    await system.give_all_to(mind)
+    hung.speak(FRAMES_A_SEGMENT)
+    await system.settle(ear)
+    other = system.call("other", 0)
+    other.speak(2)
+    await system.settle(ear)
+    await mind.read(0, 100)
+    await mind.stage._step()
+    mind.producer.deliver(100)
+    mind.producer.acknowledge(100)
+    await mind.commit_state()
+    committed = Snapshot.unpack(mind.group.committed[0].metadata)
+    (end,) = (offset for offset, each in enumerate(system.kafka.records(topics.SPEECH)) if isinstance(each, SegmentEnd))
+    assert committed.emit_from_offset == end, "what follows from the segment's end is still to be sent"
+    assert {each.session_id: each.from_offset for each in committed.sessions} == {"hung": 1, "other": end + 2}
+    other.speak(FRAMES_A_SEGMENT)
+    await system.settle(ear)
+    system.kill(mind)
+    await system.finish()
+
+
+async def test_a_last_record_that_the_client_loses_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing comes after it, so no hole shows: its call would stay open, and its partition uncommitted, for ever."""
+    system = System()
+    call = system.call("a", 0)
+    ear = system.start("vad")
+    await system.give_all_to(ear)
+    call.speak(2)
+    await system.settle(ear)
+    call.hang_up()
+    await ear.read(0, 0, slip=1)
+    due = ear.positions[0] - 1
+    for now_s in (0.0, 3.0):
+        await ear.stage._watch_lag(now_s)
+    assert ear.positions[0] > due
+    await ear.stage._watch_lag(5.0)
+    assert ear.positions[0] == due
+    assert f"offset {due} of asr.audio-0 does not come" in caplog.text
+    await system.finish()
 
 
 async def test_an_input_at_which_the_core_fails_is_rejected_and_every_channel_goes_on() -> None:

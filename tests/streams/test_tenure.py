@@ -142,6 +142,20 @@ def test_a_session_that_was_never_started_is_a_stranger_and_an_ended_one_is_done
     assert Reading(again)(start()) is Placement.DONE, "a zombie's repeat must not open it again, whoever owns it now"
 
 
+def test_audio_that_comes_after_its_session_was_given_up_is_told_apart_from_repeats() -> None:
+    """Its recorder lived, and was cut off for too long: who reads on must not pass over what it kept."""
+    tenure = Tenure(0, Snapshot(epoch=1), 0, numbered_by_recorder=True)
+    read = Reading(tenure)
+    for record in (start(epoch=0), frame(1, epoch=0), timeout()):
+        read(record)
+    snapshot = tenure.snapshot(tenure.frontier.next_offset, lambda _: None)
+    assert read(frame(2, epoch=0)) is Placement.LATE
+    assert read(timeout()) is Placement.DONE
+    again = Reading(Tenure(0, snapshot, snapshot.commit_offset, numbered_by_recorder=True))
+    assert again(frame(2, epoch=0)) is Placement.LATE, "whoever owns it now"
+    assert again(start(epoch=0)) is Placement.DONE
+
+
 def test_timeouts_stand_outside_the_recorders_numbering() -> None:
     read = Reading(Tenure(0, Snapshot(epoch=1), 0, numbered_by_recorder=True))
     read(start(epoch=0))
