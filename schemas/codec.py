@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import fastavro
 import msgspec
-from fastavro.schema import fingerprint, to_parsing_canonical_form
+from fastavro.schema import SchemaParseException, fingerprint, to_parsing_canonical_form
 from fastavro.validation import ValidationError, validate
 
 from schemas.records import RECORDS, Record
@@ -177,10 +177,14 @@ class Codec:
             if self._registry is None:
                 raise DecodeError(f"the value names schema {schema_id} of a registry, but none is configured (ASR_SCHEMA_REGISTRY_URL)")
             try:
-                schema = json.loads(self._registry.schema_by_id(schema_id))
+                text = self._registry.schema_by_id(schema_id)
             except KeyError as unknown:
                 raise DecodeError(f"the schema registry has no schema {schema_id}") from unknown
-            self._by_id[schema_id] = (schema["name"], fastavro.parse_schema(schema, named_schemas={}))
+            try:
+                schema = json.loads(text)
+                self._by_id[schema_id] = (schema["name"], fastavro.parse_schema(schema, named_schemas={}))
+            except (ValueError, LookupError, TypeError, SchemaParseException) as foreign:
+                raise DecodeError(f"the registry's schema {schema_id} is no Avro schema of a record: {foreign}") from foreign
         return self._by_id[schema_id]
 
 

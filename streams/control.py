@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 
 from schemas.codec import Codec, DecodeError
 from schemas.digest import hotword_version
 from schemas.records import HotwordList, Rejected
 from streams import metrics
-from streams.kafka import plain_consumer
+from streams.errors import UserError
+from streams.kafka import ClusterError, plain_consumer
 from streams.settings import Settings
 from streams.topics import HOTWORDS
 
@@ -39,6 +40,11 @@ _ARCHIVED: Final = ":"
 #: Those who compile a list get this long before sessions begin to name it: 50,000 phrases take less.
 _HEAD_START_S: Final = 1.0
 _POLL_S: Final = 0.2
+#: A broker or a registry that does not answer is asked again after this long.
+_ASK_AGAIN_S: Final = 5.0
+#: Lists that are out of force stay in memory up to this size, the newest ones: 20 of 50,000 phrases. Of others it is known where they lie.
+_VALUES_KEPT_BYTES: Final = 32 * 2**20
+_FETCH_S: Final = 10.0
 #: What is there when a worker starts is to be known before it works; a topic that cannot be read is no reason to do nothing.
 _CATCH_UP_S: Final = 15.0
 
@@ -56,7 +62,7 @@ class PushedList(NamedTuple):
         version: what it is called by content; empty: no phrases.
         pushed_us: when it was pushed, Unix time in microseconds.
         phrases: how many.
-        value: the record, encoded.
+        value: the record, encoded; empty where it was too much to keep, see :meth:`Control.fetched`.
         offset: where it lies.
     """
 
@@ -101,7 +107,20 @@ class HotwordBook:
         if not archived:
             self.in_force[key] = pushed
         if pushed.version:
-            self.archive[archive_key(pushed.name, pushed.version)] = pushed
+            key = archive_key(pushed.name, pushed.version)
+            # The copy's own record stays; the one under the list's name goes with the next push.
+            lasting = self.archive.pop(key, pushed) if not archived else pushed
+            self.archive[key] = pushed._replace(offset=lasting.offset)
+            self._forget_values()
+
+    def _forget_values(self) -> None:
+        """Let go of what the oldest lists hold, when all that are out of force hold too much."""
+        needed = {archive_key(pushed.name, pushed.version) for pushed in self.in_force.values()}
+        kept_bytes = 0
+        for key, pushed in reversed(self.archive.items()):
+            kept_bytes += len(pushed.value)
+            if kept_bytes > _VALUES_KEPT_BYTES and key not in needed and pushed.value:
+                self.archive[key] = pushed._replace(value=b"")
 
     @property
     def version(self) -> str:
@@ -184,6 +203,32 @@ class Control:
             self._announced = self.hotwords.version
         return self._announced
 
+    def fetched(self, lists: tuple[PushedList, ...]) -> tuple[PushedList, ...]:
+        """Return lists with what they hold, from the topic where it was too much to keep. Any thread may ask; it may take seconds.
+
+        Raises:
+            LookupError: it is not there any more.
+            ClusterError: no broker answers.
+        """
+        return tuple(each if each.value else each._replace(value=self._read_again(each)) for each in lists)
+
+    def _read_again(self, pushed: PushedList) -> bytes:
+        consumer = plain_consumer(self.settings, [TopicPartition(HOTWORDS.full_name(self.settings), 0, pushed.offset)])
+        try:
+            deadline_s = time.monotonic() + _FETCH_S
+            while time.monotonic() < deadline_s:
+                message = consumer.poll(_POLL_S)
+                if message is None or message.error() is not None:
+                    continue
+                key, value = (message.key() or b"").decode(errors="replace"), message.value()
+                with contextlib.suppress(DecodeError):
+                    if value is not None and pushed_list(self._codec, key, value).version == pushed.version:
+                        return value
+                raise LookupError(f"the list {pushed.name} of version {pushed.version} is not on the topic any more")
+        finally:
+            consumer.close()
+        raise ClusterError(f"the list {pushed.name} did not come within {_FETCH_S:.0f} s")
+
     @property
     def ever_pushed(self) -> bool:
         """Whether there ever was a list."""
@@ -219,12 +264,23 @@ class Control:
                     continue
                 failure = message.error()
                 if failure is None:
-                    self._take_message(message, loop)
+                    self._take_in_time(message, loop)
                 elif failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 confluent-kafka has no other name for it
                     loop.call_soon_threadsafe(self._caught_up.set)
                 else:
                     log.warning("the hotwords cannot be read now: %s", failure.str())
         consumer.close()
+
+    def _take_in_time(self, message: Message, loop: asyncio.AbstractEventLoop) -> None:
+        """Take a record, as soon as the schema registry that it may need answers."""
+        while not self._stopping.is_set():
+            try:
+                self._take_message(message, loop)
+            except UserError as away:
+                log.error("the hotwords at offset %s cannot be read yet: %s", message.offset(), away)  # noqa: TRY400 it is all in the message
+                self._stopping.wait(_ASK_AGAIN_S)
+            else:
+                return
 
     def _take_message(self, message: Message, loop: asyncio.AbstractEventLoop) -> None:
         key, value = (message.key() or b"").decode(errors="replace"), message.value()

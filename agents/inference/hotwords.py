@@ -28,6 +28,7 @@ from agents.inference.frames import Compile, Compiled, pack, receive
 from schemas.codec import Codec
 from schemas.records import HotwordList, Rejected
 from streams.control import Control, PushedList
+from streams.kafka import ClusterError
 from streams.topics import HOTWORDS
 
 __all__ = ["Compiler", "CompilerProcess", "LiveHotwords"]
@@ -98,7 +99,7 @@ class CompilerProcess:
             connection = self._ensure_running()
             connection.sendall(pack(Compile(version, tuple(phrases))))
             return self._answers.decode(receive(connection))
-        except (OSError, EOFError, ValueError) as failure:
+        except Exception as failure:  # noqa: BLE001 finals wait for what is ordered here, whatever becomes of it
             self._end()
             return Compiled(version, error=str(failure) or "the compiler of hotwords died")
 
@@ -181,6 +182,7 @@ class LiveHotwords:
         self._held: defaultdict[str, list[Finish]] = defaultdict(list)
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._fetching: set[asyncio.Task[None]] = set()
         #: The version that partials listen to.
         self.in_force = ""
 
@@ -232,7 +234,27 @@ class LiveHotwords:
         lists = self._control.hotwords.parts(version)
         if lists is not None:
             self._ordered.add(version)
-            self._compiler.compile(version, lists, self._compiled)
+            if all(each.value for each in lists):
+                self._compiler.compile(version, lists, self._compiled)
+            else:
+                fetching = asyncio.get_running_loop().create_task(self._compile_fetched(version, lists))
+                self._fetching.add(fetching)
+                fetching.add_done_callback(self._fetching.discard)
+
+    async def _compile_fetched(self, version: str, lists: tuple[PushedList, ...]) -> None:
+        """Order a version of which not all is in memory."""
+        while True:
+            try:
+                lists = await asyncio.to_thread(self._control.fetched, lists)
+            except ClusterError as away:
+                log.warning("the hotwords %s cannot be read yet: %s", version, away)
+                await asyncio.sleep(_UNKNOWN_WAIT_S)
+            except LookupError as gone:
+                self._take(Compiled(version, error=str(gone)))
+                return
+            else:
+                self._compiler.compile(version, lists, self._compiled)
+                return
 
     def _compiled(self, compiled: Compiled) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -206,6 +206,30 @@ def test_id_that_the_registry_does_not_know_is_a_decode_error() -> None:
         _REGISTERED.decode(b"\x00\x00\x00\x03\xe7")
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param('syntax = "proto3"; message Invoice {}', id="protobuf"),
+        pytest.param('{"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object"}', id="json-schema"),
+        pytest.param('"string"', id="no-record"),
+        pytest.param('["null", "string"]', id="union"),
+        pytest.param('{"type": "record", "fields": []}', id="no-name"),
+        pytest.param('{"type": "record", "name": "AudioFrame", "fields": [{"name": "a", "type": "unheard.of"}]}', id="unknown-type"),
+        pytest.param("[]", id="nothing"),
+    ],
+)
+def test_schema_of_the_registry_that_is_no_record_of_avro_is_a_decode_error(schema: str) -> None:
+    class Foreign:
+        def id_of(self, name: str, schema: str) -> int:
+            raise AssertionError("nothing is written")
+
+        def schema_by_id(self, schema_id: int) -> str:
+            return schema
+
+    with pytest.raises(DecodeError, match="schema 7 is no Avro schema of a record"):
+        Codec(Foreign()).decode(bytes([0, 0, 0, 0, 7]) + b"\x02")
+
+
 def test_record_of_another_system_in_the_registry_is_a_decode_error() -> None:
     registry = _Registry()
     foreign = {"type": "record", "name": "Invoice", "fields": [{"name": "total", "type": "int"}]}

@@ -69,6 +69,22 @@ def test_a_version_is_found_after_the_next_push_and_not_after_its_deletion() -> 
     assert book.parts(new.version) == (new,)
 
 
+def test_what_old_versions_hold_is_forgotten_and_where_they_lie_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.control._VALUES_KEPT_BYTES", 250)
+    book = HotwordBook()
+    names = [pushed("names", "Ng")._replace(value=bytes(100), offset=offset) for offset in (0, 1)]
+    versions = [
+        (pushed("a", text)._replace(value=bytes(100), offset=2 * n + 2), pushed("a", text)._replace(value=bytes(100), offset=2 * n + 3))
+        for n, text in enumerate(("one", "two", "three", "four"))
+    ]
+    for archived, in_force in ((names[0], names[1]), *versions):
+        book.take(archive_key(archived.name, archived.version), archived)
+        book.take(in_force.name, in_force)
+    held = {each.version: len(each.value) for each in book.archive.values()}
+    assert held == {names[0].version: 100, **{each.version: size for (each, _), size in zip(versions, (0, 0, 100, 100), strict=True)}}
+    assert [each.offset for each in book.archive.values()] == [0, 2, 4, 6, 8], "of the copies, which stay on the topic"
+
+
 async def test_a_version_is_announced_when_there_was_time_to_compile_it() -> None:
     now_s = [100.0]
     control = Control(Settings(), default_codec(), clock=lambda: now_s[0])
@@ -150,6 +166,10 @@ async def test_pushes_reach_a_worker_that_runs_and_one_that_comes_later(settings
     parts = late.control.hotwords.parts(one.version)
     assert parts is not None
     assert parts[0].name == "orders", "a replay finds what is out of force"
+    (again,) = await asyncio.to_thread(late.control.fetched, (parts[0]._replace(value=b""),))
+    assert again == parts[0]
+    with pytest.raises(LookupError, match="not on the topic any more"):
+        await asyncio.to_thread(late.control.fetched, (parts[0]._replace(value=b"", version="another"),))
     assert live.changes[-1] == two.version
     await live.control.stop()
     await late.control.stop()
@@ -218,30 +238,35 @@ async def test_each_session_is_told_once_and_what_is_told_acts_when_it_is_read()
     for offset, session_id in enumerate(("a", "b")):
         ids = {"channel_id": "c", "session_id": session_id, "conversation_id": "k"}
         tenure.place(offset, SessionStart(**ids, position_samples=0, encoding="pcm_s16le", sample_rate_hz=16_000))
-    stage.announce_versions(control, 100.0)
+
+    def announce(now_s: float) -> None:
+        assert stage.proposals is not None
+        stage.proposals.announce_versions(stage.tenures.values(), now_s)
+
+    announce(100.0)
     assert outbox.take() == [], "nobody has ever pushed anything"
 
     one = pushed("orders", "one")
     control.take("orders", one)
-    stage.announce_versions(control, 100.0)
+    announce(100.0)
     assert outbox.take() == []
     now_s[0] = 101.0
-    stage.announce_versions(control, 101.0)
+    announce(101.0)
     assert [(topic, partition, record.epoch, record.kind, record.name) for topic, partition, record in outbox.sent] == [
         ("asr.audio", 3, 7, "hotwords", "orders")
     ] * 2
     told = outbox.sent[0][2]
     assert outbox.take() == [("a", one.version), ("b", one.version)]
-    stage.announce_versions(control, 105.9)
+    announce(105.9)
     assert outbox.take() == [], "it is on its way"
     tenure.place(2, told)
-    stage.announce_versions(control, 106.1)
+    announce(106.1)
     assert outbox.take() == [("b", one.version)], "what was not read after a while is written again"
 
     control.take("orders", pushed("orders"))
     now_s[0] = 110.0
-    stage.announce_versions(control, 110.0)
+    announce(110.0)
     assert outbox.take() == [("a", "")], "and b never had any"
     tenure.sessions["b"].hotword_version = None
-    stage.announce_versions(control, 110.0)
+    announce(110.0)
     assert outbox.take() == [("b", "")], "after a takeover nobody knows"
