@@ -43,7 +43,7 @@ bench: $(READY) ## Measure latency, capacity, where the time goes, and the engin
 	$(BIN)/asr bench all --output-dir var/bench
 
 chaos: $(READY) ## Kill 50 processes under 20 live calls and prove that nothing is lost (15 minutes; report in var/chaos)
-	$(BIN)/asr chaos --channels 20 --kills 50 --output-dir var/chaos
+	$(BIN)/asr chaos --channels 20 --kills 50 --strike-for-s 690 --output-dir var/chaos
 
 soak: $(READY) ## Let 10,000 short calls through one set of workers and see that nothing grows (10 minutes; report in var/soak)
 	$(BIN)/asr soak --calls 10000 --speed 4 --output-dir var/soak

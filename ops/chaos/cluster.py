@@ -32,7 +32,7 @@ class Group:
 
     Attributes:
         state: as Kafka names it, such as ``Stable``; empty where the brokers do not answer.
-        owned: the partitions of each member, by its client id.
+        owned: the partition numbers of each member, on any topic, by its client id.
     """
 
     state: str = ""
@@ -112,7 +112,7 @@ class Cluster:
         owned = {}
         for _, client_id, _, _, assigned, *_ in group["members"]:
             assignment = ConsumerProtocolMemberAssignment.decode(assigned) if assigned else None
-            owned[client_id] = tuple(sorted(at.partition for at in assignment.partitions())) if assignment is not None else ()
+            owned[client_id] = tuple(sorted({at.partition for at in assignment.partitions()})) if assignment is not None else ()
         return Group(group["state"], owned)
 
     def _asked(self, question: Coroutine[Any, Any, _T]) -> _T | None:

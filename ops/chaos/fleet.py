@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,15 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import psutil
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from ops.broker import EmbeddedBroker, Node
 from ops.chaos.cluster import Cluster
+from ops.chaos.plan import ROLES, Layout, Role
 from ops.processes import Child, Children, WorkerWatch, environment
-from schemas.records import StageName
 from streams.errors import UserError
 from streams.kafka import admin_client
-from streams.settings import STAGES, Settings
+from streams.settings import Settings
 from streams.topic_admin import ensure_topics
 from streams.topics import TOPICS
 
@@ -35,6 +37,8 @@ _POLL_S: Final = 0.1
 #: Longer than any run: a day.
 _VERSIONS_KEPT_MS: Final = 24 * 3_600_000
 _STABLE: Final = "Stable"
+#: Marks the command of an engine's process.
+_ENGINE: Final = "agents.inference.serve"
 #: A cluster's node needs 2 s; on a busy machine longer.
 _NODE_TIMEOUT_S: Final = 240.0
 
@@ -45,7 +49,7 @@ class Member:
 
     Attributes:
         name: such as ``vad-0``, ``recorder-1``, ``gateway``.
-        stage: of a worker; None for others.
+        role: of a worker; None for others.
         command: what is run.
         overrides: settings of its own.
         lives: how often it was started.
@@ -56,7 +60,7 @@ class Member:
     """
 
     name: str
-    stage: StageName | None
+    role: Role | None
     command: tuple[str, ...]
     overrides: dict[str, Any]
     lives: int = 0
@@ -83,7 +87,8 @@ class Fleet:
         settings: the configuration.
         folder: for logs, journals and the brokers' data.
         overrides: settings that differ from the environment, for every process.
-        workers: of each stage.
+        workers: of each role.
+        layout: a worker for each stage, or for all of them.
         nodes: brokers, 1 or 3.
         worker_command: arguments to Python that run a worker.
         on_progress: told what is being waited for.
@@ -91,6 +96,7 @@ class Fleet:
     Attributes:
         settings: as they are in force.
         members: by name.
+        roles: of the workers, in the order in which a record meets them.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class Fleet:
         overrides: Mapping[str, Any],
         *,
         workers: int = 2,
+        layout: Layout = "stages",
         nodes: int = 1,
         worker_command: Sequence[str] = ("-m", "faust", "-A", "streams", "worker", "-l", "info"),
         on_progress: Callable[[str], None] = lambda _message: None,
@@ -108,6 +115,7 @@ class Fleet:
         # Nothing is shared with what else runs here: spools, workers' files.
         self.settings = settings.model_copy(update={**overrides, "data_dir": folder})
         self.members: dict[str, Member] = {}
+        self.roles = ROLES[layout]
         self._overrides = {**overrides, "data_dir": folder}
         self._workers = workers
         self._nodes = nodes
@@ -118,7 +126,7 @@ class Fleet:
         self._watch: WorkerWatch | None = None
         self._cluster: Cluster | None = None
         self._lock = threading.Lock()
-        self._known: dict[StageName, Mapping[str, tuple[int, ...]]] = {}
+        self._known: dict[Role, Mapping[str, tuple[int, ...]]] = {}
 
     # ------------------------------------------------------------------ from start to end
 
@@ -147,8 +155,8 @@ class Fleet:
         self._cluster = Cluster(self.settings.bootstrap_servers)
         self._cluster.start()
         for copy in range(self._workers):
-            for stage in STAGES:
-                self.start(self.worker(stage, copy))
+            for role in self.roles:
+                self.start(self.worker(role, copy))
         self.wait_whole()
 
     def _keep_every_version(self) -> None:
@@ -192,16 +200,16 @@ class Fleet:
 
     # ------------------------------------------------------------------ members
 
-    def worker(self, stage: StageName, copy: int) -> Member:
-        """Return a worker of a stage; a new one is not started yet."""
-        name = f"{stage}-{copy}"
+    def worker(self, role: Role, copy: int) -> Member:
+        """Return a worker of a role; a new one is not started yet."""
+        name = f"{role}-{copy}"
         if name not in self.members:
-            self.members[name] = Member(name, stage, self._worker_command, {"stage": stage, "metrics_port": 0})
+            self.members[name] = Member(name, role, self._worker_command, {"stage": "" if role == "all" else role, "metrics_port": 0})
         return self.members[name]
 
-    def workers(self, stage: StageName) -> list[Member]:
-        """Return a stage's workers that should be running."""
-        return [member for member in self.members.values() if member.stage == stage and member.due]
+    def workers(self, role: Role) -> list[Member]:
+        """Return a role's workers that should be running."""
+        return [member for member in self.members.values() if member.role == role and member.due]
 
     def gateway(self) -> Member:
         """Return the gateway; a new one is not started yet."""
@@ -222,7 +230,7 @@ class Fleet:
         member.due = True
         member.stopped = False
         member.started_us = time.time_ns() // 1_000
-        own = {"worker_id": member.life} if member.stage else {}
+        own = {"worker_id": member.life} if member.role else {}
         with self._lock:
             member.child = self._children.start(
                 member.life,
@@ -248,6 +256,23 @@ class Fleet:
     def terminate(self, member: Member) -> int:
         """Ask a member to end; return when."""
         return self._signal(member, signal.SIGTERM)
+
+    def engines(self, role: Role) -> list[int]:
+        """Return the processes in which a role's workers recognise."""
+        found = []
+        for pid in filter(None, (member.pid for member in self.workers(role))):
+            children = psutil.Process(pid).children(recursive=True)
+            found += [child.pid for child in children if _ENGINE in " ".join(child.cmdline())]
+        return found
+
+    @staticmethod
+    def signal_all(pids: Sequence[int], number: signal.Signals) -> int:
+        """Signal processes that are no members; return when."""
+        at_us = time.time_ns() // 1_000
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return at_us
 
     def wait_gone(self, member: Member, timeout_s: float = 30.0) -> None:
         """Wait for a member's end.
@@ -313,34 +338,34 @@ class Fleet:
         assert self._watch is not None  # noqa: S101 entered
         self._watch.listen(0)
         running = {status.worker_id for status in self._watch.running()}
-        workers = [member for member in self.members.values() if member.stage and member.due]
+        workers = [member for member in self.members.values() if member.role and member.due]
         missing = [member.name for member in workers if member.pid is None or member.life not in running]
         if missing:
             return missing
         if len(self.nodes) > 1 and (short := self.cluster.short_of_copies()):
             return [f"copies of {short} partitions"]
-        members = {stage: self.owned(stage) for stage in STAGES}
-        return [member.name for member in workers if member.stage and not members[member.stage].get(member.life)]
+        members = {role: self.owned(role) for role in self.roles}
+        return [member.name for member in workers if member.role and not members[member.role].get(member.life)]
 
-    def group(self, stage: StageName) -> str:
-        """Return a stage's consumer group."""
-        return f"{self.settings.namespace}.{stage}"
+    def group(self, role: Role) -> str:
+        """Return the consumer group of a role's workers."""
+        return self.settings.namespace if role == "all" else f"{self.settings.namespace}.{role}"
 
-    def owned(self, stage: StageName) -> Mapping[str, tuple[int, ...]]:
+    def owned(self, role: Role) -> Mapping[str, tuple[int, ...]]:
         """Return which partitions each worker's present life owns, by the group's own account; nothing while the group is not stable."""
-        group = self.cluster.group(self.group(stage))
+        group = self.cluster.group(self.group(role))
         if group.state != _STABLE:
             return {}
-        self._known[stage] = group.owned
+        self._known[role] = group.owned
         return group.owned
 
-    def owned_lately(self, stage: StageName) -> Mapping[str, tuple[int, ...]]:
+    def owned_lately(self, role: Role) -> Mapping[str, tuple[int, ...]]:
         """Return the same as of the last moment in which the group was stable."""
-        return self.owned(stage) or self._known.get(stage, {})
+        return self.owned(role) or self._known.get(role, {})
 
-    def joins(self, stage: StageName) -> bool:
-        """Return whether somebody is being let into a stage's group, or let out."""
-        return self.cluster.group(self.group(stage)).state not in (_STABLE, "")
+    def joins(self, role: Role) -> bool:
+        """Return whether somebody is being let into a role's group, or let out."""
+        return self.cluster.group(self.group(role)).state not in (_STABLE, "")
 
     # ------------------------------------------------------------------ brokers
 
@@ -349,15 +374,15 @@ class Fleet:
         """The brokers' processes; none where they are another's."""
         return self._broker.nodes if self._broker is not None else []
 
-    def node_of_role(self, role: str, busy_partition: int) -> Node:
+    def node_that(self, does: str, busy_partition: int) -> Node:
         """Return the broker that leads a partition of the audio, coordinates the group of the recognisers, or is the controller."""
         node_id: int | None = None
-        if role == "controller":
+        if does == "controller":
             state = self.nodes[0].folder / "data" / "__cluster_metadata-0" / "quorum-state"
             node_id = int(json.loads(state.read_text())["leaderId"])
-        elif role == "coordinator":
-            node_id = self.cluster.coordinator(self.group("inference"))
-        elif role == "leader":
+        elif does == "coordinator":
+            node_id = self.cluster.coordinator(self.group(self.roles[-1]))
+        elif does == "leader":
             node_id = self.cluster.leader(f"{self.settings.namespace}.audio", busy_partition)
         return next((node for node in self.nodes if node.node_id == node_id), self.nodes[0])
 

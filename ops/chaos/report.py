@@ -22,11 +22,14 @@ __all__ = ["PROMISED_STALL_MS", "PROMISED_TAKEOVER_MS", "as_json", "draw", "faul
 #: What is promised of 95 % of takeovers, and of all stalls.
 PROMISED_TAKEOVER_MS: Final = 3_000
 PROMISED_STALL_MS: Final = 1_000
-#: A worker's commits trail by an open segment (20 s) and a snapshot interval; a takeover and a restart come on top.
+#: What a successor reads again begins with an open segment (20 s), or with what was last heard of a call whose recorder was killed, until
+#: that is closed (30 s here, see ``command.py``); a takeover or two, and the time between two looks, come on top.
 _LAG_BOUND_S: Final = 60.0
 #: What a process may grow by in a run without being called leaky: caches fill, arenas do not shrink.
 _GROWTH_BOUNDS: Final = {"rss_bytes": 128 * 2**20, "threads": 4, "handles": 16}
 _US_PER_S: Final = 1_000_000
+#: After a stall, live frames are looked at for so long.
+_CATCH_UP_US: Final = 10 * _US_PER_S
 _DPI: Final = 110
 _COLOURS: Final = {"kill": "#c0392b", "stop": "#8e44ad", "continue": "#2980b9", "leave": "#7f8c8d", "join": "#27ae60"}
 
@@ -46,6 +49,7 @@ def as_json(outcome: Outcome, arguments: dict[str, Any]) -> dict[str, Any]:
         "faults": faults(outcome),
         "outage_ms": distribution(_takeovers(kills, sole=True)),
         "handover_ms": distribution(_takeovers(planned, sole=False)),
+        "catch_up": _catch_up(outcome),
         "takeover_ms_by_kind": {
             kind: distribution(_takeovers([times for times in kills if times.mark.kind == kind], sole=False))
             for kind in dict.fromkeys(times.mark.kind for times in kills)
@@ -72,8 +76,10 @@ def as_json(outcome: Outcome, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def faults(outcome: Outcome) -> dict[str, Any]:
-    """Return what must not be: the verdict's faults, processes that died by themselves, commits left behind, and leaks."""
+    """Return what must not be: the verdict's faults, an early end, processes that died by themselves, commits left behind, and leaks."""
     found: dict[str, Any] = dict(outcome.verdict.faults)
+    if outcome.broken_off:
+        found["broken_off"] = outcome.broken_off
     if outcome.deaths:
         found["deaths"] = len(outcome.deaths)
     if (lag_s := _lag_s(outcome.lags, outcome)) > _LAG_BOUND_S:
@@ -91,6 +97,26 @@ def _takeovers(times: list[Times], *, sole: bool) -> list[float]:
     return [value for each in times if each.mark.sole == sole for value in each.takeover_ms.values()]
 
 
+def _catch_up(outcome: Outcome) -> dict[str, Any] | None:
+    """Return how a backlog was taken that all channels had: until when each was answered in time again, and how its live frames fared."""
+    ends = [times for times in outcome.times if times.mark.what == "continue" and times.mark.everybody]
+    if not ends:
+        return None
+    until_well_ms = [took_ms for times in ends for took_ms in times.takeover_ms.values()]
+    live = []
+    for times in ends:
+        at_us = times.mark.at_us
+        for answers in outcome.answers.values():
+            during = (answers.captured_us >= at_us) & (answers.captured_us < at_us + _CATCH_UP_US)
+            live.append(answers.latency_ms[during])
+    return {
+        "until_well_ms": distribution(until_well_ms) | {"min": round(min(until_well_ms)) if until_well_ms else None},
+        "channels_never_late": sum(times.untouched for times in ends),
+        "channels_not_well_in_the_end": sum(times.unfinished for times in ends),
+        "live_frame_latency_ms": distribution(np.concatenate(live).tolist()),
+    }
+
+
 def _stalls(times: list[Times]) -> list[float]:
     return [each.stall_ms for each in times if each.stall_ms is not None]
 
@@ -103,15 +129,20 @@ def _latency(answers: dict[str, Answers]) -> dict[str, Any]:
 
 
 def _lag_s(lags: list[Lag], outcome: Outcome) -> float:
-    """Return how far a commit ever was behind, in seconds of what its partition got on average."""
-    run_s = (outcome.ended_us - outcome.begun_us) / _US_PER_S
-    during = [lag for lag in lags if outcome.begun_us <= lag.at_us <= outcome.ended_us]
-    ends: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for lag in during:
-        ends[lag.topic, lag.partition].append(lag.end_offset)
-    rates = {key: (max(values) - min(values)) / run_s for key, values in ends.items()}
-    behind = [lag.records / rate for lag in during if (rate := rates[lag.topic, lag.partition]) > 0]
-    return round(max(behind, default=0.0), 1)
+    """Return how old the oldest record ever was that a successor would have read again, to within the time between two looks."""
+    during: dict[tuple[str, int], list[Lag]] = defaultdict(list)
+    for lag in lags:
+        if outcome.begun_us <= lag.at_us <= outcome.ended_us:
+            during[lag.topic, lag.partition].append(lag)
+    worst_us = 0
+    for looks in during.values():
+        for number, lag in enumerate(looks):
+            committed = lag.end_offset - lag.records
+            # The oldest record that is not committed came after the last look that did not see it yet.
+            unseen_us = [before.at_us for before in looks[:number] if before.end_offset <= committed]
+            if lag.records:
+                worst_us = max(worst_us, lag.at_us - max(unseen_us, default=outcome.begun_us))
+    return round(worst_us / _US_PER_S, 1)
 
 
 def _mark(times: Times, begun_us: int) -> dict[str, Any]:
@@ -143,7 +174,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         "takeover": result["takeover_ms"],
         **{f"  {kind}": figures for kind, figures in result["takeover_ms_by_kind"].items() if figures["count"]},
         "stall of others": result["stall_ms"],
-        "outage of the only broker": result["outage_ms"],
+        "nobody could take over": result["outage_ms"],
         "planned handover": result["handover_ms"],
         "frame latency": result["frame_latency_ms"],
     }
@@ -151,6 +182,13 @@ def show(result: dict[str, Any], console: Console) -> None:
         if figures["count"]:
             table.add_row(name, *(str(figures[key]) for key in ("count", "p50", "p95", "max")))
     console.print(table)
+    if (caught_up := result["catch_up"]) is not None:
+        well_ms, live_ms = caught_up["until_well_ms"], caught_up["live_frame_latency_ms"]
+        console.print(
+            f"After the stall, {well_ms['count']} channels were in time again after {well_ms['min']} to {well_ms['max']} ms "
+            f"(P50 {well_ms['p50']}, P95 {well_ms['p95']}), {caught_up['channels_never_late']} were never late. "
+            f"Frames captured in the 10 s after it: P50 {live_ms['p50']}, P95 {live_ms['p95']}, max {live_ms['max']} ms."
+        )
     checked = result["checked"]
     console.print(
         f"Frames: {checked['frames_sent']} sent, {checked['frames_lost']} lost. Finals: {checked['finals']}, "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ from ops.chaos.checker import (
 )
 from ops.chaos.fleet import Fleet, Member
 from ops.chaos.health import Growth, Health, Lag, Sample, growths
-from ops.chaos.plan import STAGES, Stage, Strike
+from ops.chaos.plan import Layout, Role, Strike
 from ops.chaos.player import CallFile, Planned, Task
 from ops.chaos.takeover import Answers, Mark, Times, measure
 from ops.chaos.tap import Tap
@@ -59,6 +61,8 @@ _SEGMENT_WAIT_S: Final = 15.0
 _INSIDE_US: Final = 300_000
 _MOMENT_WAIT_S: Final = 90.0
 _JOINED_S: Final = 3.0
+#: A backlog of 10 s is to be taken within 5.
+_CATCH_UP_S: Final = 20.0
 _US_PER_S: Final = 1_000_000
 _FOREVER_US: Final = np.iinfo(np.int64).max
 
@@ -71,10 +75,12 @@ class Options:
         channels: calls at the same time.
         plan: what is done, in order.
         seed: which calls.
-        workers: of each stage.
+        workers: of each stage, or in all.
+        layout: a worker for each stage, or for all of them.
         nodes: brokers.
         recorders: processes that play the calls.
         call_s: length of a call.
+        strike_for_s: after so long no strike begins any more.
         gateway: run one.
     """
 
@@ -82,9 +88,11 @@ class Options:
     plan: Sequence[Strike]
     seed: int
     workers: int = 2
+    layout: Layout = "stages"
     nodes: int = 1
     recorders: int = 2
     call_s: float = 25.0
+    strike_for_s: float = math.inf
     gateway: bool = True
 
 
@@ -97,6 +105,7 @@ class Outcome:
         times: what each mark cost.
         kills: processes killed or stopped.
         deaths: processes that died though nobody killed them, with the cause of each.
+        broken_off: why no more was struck; empty if everything was.
         answers: by channel, of the disturbed run.
         begun_us: when the disturbed run began.
         ended_us: when it ended.
@@ -119,6 +128,7 @@ class Outcome:
     growths: list[Growth]
     samples: list[Sample] = field(repr=False)
     folder: Path = Path()
+    broken_off: str = ""
 
 
 class Chaos:
@@ -155,7 +165,14 @@ class Chaos:
         self._rng = random.Random(options.seed)  # noqa: S311 reproducible, not secret
         command = {"worker_command": worker_command} if worker_command is not None else {}
         self._fleet = Fleet(
-            settings, self._folder, overrides, workers=options.workers, nodes=options.nodes, on_progress=on_progress, **command
+            settings,
+            self._folder,
+            overrides,
+            workers=options.workers,
+            layout=options.layout,
+            nodes=options.nodes,
+            on_progress=on_progress,
+            **command,
         )
         self._decoder = Decoder(Path(__file__).parents[2] / "schemas")
         self._calls: dict[str, Call] = {}
@@ -163,6 +180,7 @@ class Chaos:
         self._marks: list[Mark] = []
         self._kills = 0
         self._deaths: list[str] = []
+        self._broken_off = ""
         self._killed_players: set[str] = set()
         self._brokers_disturbed = False
         self._read_to: dict[Path, int] = {}
@@ -189,7 +207,7 @@ class Chaos:
             self._play_all("undisturbed", {str(1 + number): (Planned(file.name),) for number, file in enumerate(self._files)})
             self._wait_closed(tap)
             self._learn_segments()
-            health = stack.enter_context(Health(fleet.cluster, [fleet.group(stage) for stage in STAGES], self._processes))
+            health = stack.enter_context(Health(fleet.cluster, [fleet.group(role) for role in fleet.roles], self._processes))
             begun_us, ended_us = self._disturbed_run()
             self._wait_closed(tap)
             self._on_progress("The cut calls once more, undisturbed")
@@ -227,6 +245,7 @@ class Chaos:
                 growths=growths(health.samples),
                 samples=health.samples,
                 folder=self._folder,
+                broken_off=self._broken_off,
             )
 
     def _processes(self) -> dict[str, int]:
@@ -327,12 +346,19 @@ class Chaos:
         begun_us = time.time_ns() // 1_000
         time.sleep(_LEAD_S)
         for number, strike in enumerate(options.plan):
-            what = f"{number + 1} of {len(options.plan)}: {strike.kind} {' '.join(strike.stages) or strike.role}"
+            if time.time_ns() // 1_000 - begun_us > options.strike_for_s * _US_PER_S:
+                break
+            what = f"{number + 1} of {len(options.plan)}: {strike.kind} {' '.join(strike.roles) or strike.broker}"
             self._on_progress(what)
             self._on_strike(what)
             time.sleep(strike.pause_s)
-            getattr(self, f"_{strike.kind}")(strike)
-            fleet.wait_whole(self._note_deaths)
+            try:
+                getattr(self, f"_{strike.kind}")(strike)
+                fleet.wait_whole(self._note_deaths)
+            except UserError as failure:
+                # What was done so far is judged all the same.
+                self._broken_off = f"in {what}: {failure}"
+                break
         time.sleep(_TRAIL_S)
         ended_us = time.time_ns() // 1_000
         self._on_progress("The last calls come to their ends")
@@ -340,7 +366,10 @@ class Chaos:
         for member in recorders:
             fleet.terminate(member)
         for member in recorders:
-            fleet.wait_gone(member, options.call_s + _PLAYED_S)
+            try:
+                fleet.wait_gone(member, options.call_s + _PLAYED_S)
+            except UserError as failure:
+                self._broken_off = self._broken_off or f"at the end: {failure}"
             member.due = False
         return begun_us, ended_us
 
@@ -353,20 +382,20 @@ class Chaos:
         }
 
     def _kill(self, strike: Strike) -> None:
-        (stage,) = strike.stages
+        (role,) = strike.roles
         victim = self._victims(strike)[0]
-        self._strike_workers(strike, {victim: self._owned(stage, victim)})
+        self._strike_workers(strike, {victim: self._owned(role, victim)})
         self._restart(strike, [victim])
 
     def _pair(self, strike: Strike) -> None:
-        victims = {victim: self._owned(stage, victim) for stage, victim in zip(strike.stages, self._victims(strike), strict=True)}
+        victims = {victim: self._owned(role, victim) for role, victim in zip(strike.roles, self._victims(strike), strict=True)}
         self._strike_workers(strike, victims)
         self._restart(strike, list(victims))
 
     def _freeze(self, strike: Strike) -> None:
-        (stage,) = strike.stages
+        (role,) = strike.roles
         (victim,) = self._victims(strike)
-        owned = self._owned(stage, victim)
+        owned = self._owned(role, victim)
         note = self._wait_moment(strike, owned)
         self._mark(self._fleet.freeze(victim), "stop", strike, victim.name, partitions=owned, note=note)
         self._count(1)
@@ -375,23 +404,23 @@ class Chaos:
 
     def _rebalance(self, strike: Strike) -> None:
         """Kill one; and the other one in the moment when the first one's successor joins."""
-        (stage,) = strike.stages
+        (role,) = strike.roles
         (first,) = self._victims(strike)
-        self._strike_workers(strike, {first: self._owned(stage, first)})
+        self._strike_workers(strike, {first: self._owned(role, first)})
         self._fleet.wait_gone(first)
-        survivor = self._rng.choice([member for member in self._fleet.workers(stage) if member is not first])
-        remaining = {member.life for member in self._fleet.workers(stage) if member is not first}
+        survivor = self._rng.choice([member for member in self._fleet.workers(role) if member is not first])
+        remaining = {member.life for member in self._fleet.workers(role) if member is not first}
         owned: Mapping[str, tuple[int, ...]] = {}
 
         def alone() -> bool:
             nonlocal owned
-            owned = self._fleet.owned(stage)
+            owned = self._fleet.owned(role)
             return owned.keys() == remaining
 
         self._wait_for(alone)
         self._fleet.start(first)
         # The group is not stable for the moment in which it lets the successor in.
-        self._wait_for(lambda: self._fleet.joins(stage))
+        self._wait_for(lambda: self._fleet.joins(role))
         self._strike_workers(strike, {survivor: owned.get(survivor.life, ())}, note="while a successor joins")
         self._restart(strike, [survivor])
 
@@ -401,12 +430,12 @@ class Chaos:
                 "The brokers are another's, and are not killed here", "Leave broker out of --targets, or unset ASR_BOOTSTRAP_SERVERS."
             )
         partition = 1 + self._rng.randrange(self._options.channels)
-        node = self._fleet.node_of_role(strike.role, partition % self._fleet.settings.partitions)
+        node = self._fleet.node_that(strike.broker, partition % self._fleet.settings.partitions)
         sole = len(self._fleet.nodes) == 1
         self._brokers_disturbed = True
         at_us = time.time_ns() // 1_000
         node.kill()
-        self._mark(at_us, "kill", strike, f"broker-{node.node_id}", everybody=True, sole=sole, note=strike.role)
+        self._mark(at_us, "kill", strike, f"broker-{node.node_id}", everybody=True, sole=sole, note=strike.broker)
         self._count(1)
         time.sleep(0.0 if sole else strike.restart_s)
         self._fleet.restart_node(node)
@@ -427,10 +456,20 @@ class Chaos:
         self._count(1)
         self._restart(strike, [victim])
 
+    def _stall(self, strike: Strike) -> None:
+        """Stop all engines for a while; then see how the backlog is taken."""
+        (role,) = strike.roles
+        engines = self._fleet.engines(role)
+        self._mark(self._fleet.signal_all(engines, signal.SIGSTOP), "stop", strike, "engines", everybody=True, sole=True)
+        self._count(1)
+        time.sleep(strike.freeze_s)
+        self._mark(self._fleet.signal_all(engines, signal.SIGCONT), "continue", strike, "engines", everybody=True)
+        time.sleep(_CATCH_UP_S)
+
     def _rolling(self, strike: Strike) -> None:
-        (stage,) = strike.stages
-        for member in self._fleet.workers(stage):
-            owned = self._owned(stage, member)
+        (role,) = strike.roles
+        for member in self._fleet.workers(role):
+            owned = self._owned(role, member)
             self._mark(self._fleet.terminate(member), "leave", strike, member.name, partitions=owned)
             self._fleet.wait_gone(member)
             self._fleet.start(member)
@@ -438,13 +477,13 @@ class Chaos:
             time.sleep(_JOINED_S)
 
     def _join(self, strike: Strike) -> None:
-        (stage,) = strike.stages
-        third = self._fleet.worker(stage, self._options.workers)
+        (role,) = strike.roles
+        third = self._fleet.worker(role, self._options.workers)
         self._mark(time.time_ns() // 1_000, "join", strike, third.name)
         self._fleet.start(third)
         self._fleet.wait_whole(self._note_deaths)
         time.sleep(_JOINED_S)
-        owned = self._owned(stage, third)
+        owned = self._owned(role, third)
         third.due = False
         self._mark(self._fleet.terminate(third), "leave", strike, third.name, partitions=owned)
         self._fleet.wait_gone(third)
@@ -452,17 +491,21 @@ class Chaos:
     # ------------------------------------------------------------------ what strikes have in common
 
     def _victims(self, strike: Strike) -> list[Member]:
-        return [workers[strike.number % len(workers)] for workers in map(self._fleet.workers, strike.stages)]
+        """Return a worker of each role that is struck; no one twice."""
+        of_roles = map(self._fleet.workers, strike.roles)
+        return [workers[(strike.number + each) % len(workers)] for each, workers in enumerate(of_roles)]
 
-    def _owned(self, stage: Stage, member: Member) -> tuple[int, ...]:
-        return self._fleet.owned_lately(stage).get(member.life, ())
+    def _owned(self, role: Role, member: Member) -> tuple[int, ...]:
+        return self._fleet.owned_lately(role).get(member.life, ())
 
     def _strike_workers(self, strike: Strike, victims: Mapping[Member, tuple[int, ...]], note: str = "") -> None:
         partitions = tuple({number for owned in victims.values() for number in owned})
         note = note or self._wait_moment(strike, partitions)
+        alive = [member for role in self._fleet.roles for member in self._fleet.workers(role) if member.pid is not None]
+        left = {member.role for member in alive if member not in victims}
         times = {victim: self._fleet.kill(victim) for victim in victims}
         for victim, at_us in times.items():
-            self._mark(at_us, "kill", strike, victim.name, partitions=victims[victim], note=note)
+            self._mark(at_us, "kill", strike, victim.name, partitions=victims[victim], sole=victim.role not in left, note=note)
         self._count(len(times))
 
     def _restart(self, strike: Strike, members: Sequence[Member]) -> None:
@@ -522,7 +565,7 @@ class Chaos:
         dead = [member for member in self._fleet.members.values() if member.due and member.child is not None and member.pid is None]
         self._deaths += self._fleet.deaths()
         for member in dead:
-            if member.stage or member.name == "gateway":
+            if member.role or member.name == "gateway":
                 self._fleet.start(member)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.chaos.plan import GROUPS, KINDS, STAGES, kinds_of, make_plan
+from ops.chaos.plan import BROKER_ROLES, GROUPS, KINDS, ROLES, kinds_of, make_plan
 from streams.errors import UserError
 
 ALL = tuple(KINDS)
@@ -36,10 +36,10 @@ def test_fifty_kills_hit_every_kind_every_stage_and_every_role_of_a_broker() -> 
     plan = make_plan(50, 0, ALL, brokers=3)
     assert {strike.kind for strike in plan} == set(ALL)
     for kind in ("kill", "freeze"):
-        hit = Counter(stage for strike in plan if strike.kind == kind for stage in strike.stages)
-        assert set(hit) == set(STAGES)
-    assert all(len(set(strike.stages)) == 2 for strike in plan if strike.kind == "pair")
-    assert len({strike.role for strike in plan if strike.kind == "broker"}) > 1
+        hit = Counter(role for strike in plan if strike.kind == kind for role in strike.roles)
+        assert set(hit) == set(ROLES["stages"])
+    assert all(len(set(strike.roles)) == 2 for strike in plan if strike.kind == "pair")
+    assert {strike.broker for strike in plan if strike.kind == "broker"} == set(BROKER_ROLES)
     assert any(strike.moment == "segment" for strike in plan)
     assert all(3 <= strike.freeze_s <= 10 for strike in plan if strike.kind == "freeze")
 
@@ -48,3 +48,9 @@ def test_names_stand_for_kinds_and_a_wrong_one_is_told() -> None:
     assert kinds_of(["workers", "broker", "kill"]) == (*GROUPS["workers"], "broker")
     with pytest.raises(UserError, match="nothing called 'brokers' to strike"):
         kinds_of(["brokers"])
+
+
+def test_workers_of_all_stages_are_hit_as_such_and_a_lone_one_never_while_its_successor_joins() -> None:
+    plan = make_plan(50, 0, ALL, layout="all", workers=3)
+    assert {strike.roles for strike in plan} == {(), ("all",), ("all", "all")}
+    assert "rebalance" not in {strike.kind for strike in make_plan(50, 0, ALL, workers=1)}

@@ -31,7 +31,7 @@ def outcome(**more: object) -> Outcome:
         "answers": answers,
         "begun_us": 0,
         "ended_us": 60 * S,
-        "lags": [Lag(S, "asr.audio", 1, 10, 10), Lag(59 * S, "asr.audio", 1, 20, 310)],
+        "lags": [Lag(S, "asr.audio", 1, 0, 10), Lag(55 * S, "asr.audio", 1, 0, 290), Lag(59 * S, "asr.audio", 1, 20, 310)],
         "lag_at_end": [],
         "growths": [],
         "samples": [],
@@ -46,7 +46,7 @@ def test_what_programs_look_for_is_there() -> None:
     assert result["stall_ms"]["max"] == 60
     # The only broker has nobody who could take over, and is told of apart; it cost nothing here.
     assert result["outage_ms"]["count"] == 0
-    # 300 records in 60 s, so 20 are 4 s.
+    # At 59 s, 20 records were not committed, and none of them was there at 55 s.
     assert result["committed_lag"] == {"s_max": 4.0, "records_at_end": 0}
     assert result["faults"] == {}
     assert result["marks"][0]["takeover_ms"] == 2000
@@ -59,9 +59,12 @@ def test_every_fault_is_told() -> None:
             verdict=Verdict(frames_lost=1, finals_in_two_versions=2),
             deaths=["The vad-0.1 ended"],
             growths=[leaky, Growth("vad-1.1", 90.0, 5, 1, 2)],
-            lags=[Lag(S, "asr.audio", 1, 10, 10), Lag(59 * S, "asr.audio", 1, 310, 310)],
+            lags=[Lag(S, "asr.audio", 1, 0, 10), Lag(63 * S, "asr.audio", 1, 300, 310)],
+            broken_off="in 3 of 3: broker: it did not come back",
+            ended_us=70 * S,
         )
     )
+    assert found.pop("broken_off") == "in 3 of 3: broker: it did not come back"
     assert found == {"frames_lost": 1, "finals_in_two_versions": 2, "deaths": 1, "committed_lag_s": 62.0, "leaks": ["vad-0.1"]}
 
 

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 CHANNELS = 4
 PLAN = (
-    Strike(kind="kill", kills=1, stages=("vad",), moment="segment"),
-    Strike(kind="freeze", kills=1, stages=("inference",), number=1, freeze_s=3.0),
-    Strike(kind="pair", kills=2, stages=("features", "inference"), restart_s=1.0),
+    Strike(kind="kill", kills=1, roles=("vad",), moment="segment"),
+    Strike(kind="freeze", kills=1, roles=("inference",), number=1, freeze_s=3.0),
+    Strike(kind="pair", kills=2, roles=("features", "inference"), restart_s=1.0),
     Strike(kind="recorder", kills=1, number=1),
 )
 
