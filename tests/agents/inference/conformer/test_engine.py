@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import wave
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.features.fbank import Fbank
+from agents.inference.batcher import Batcher
 from agents.inference.conformer.engine import ConformerEngine, conformer_engine
 from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.units import UnitTable
@@ -123,6 +125,66 @@ def test_finals_depend_on_nothing_but_the_segment(
             finals[session] = final
             del left[session]
     assert finals == {session: expected[session] for session in sessions}
+
+
+class Heard:
+    """What comes of a batcher."""
+
+    def __init__(self) -> None:
+        self.partials: list[Hypothesis] = []
+        self.taken: list[Block] = []
+        self.finals: dict[str, FinalText] = {}
+
+    def stepped(self, blocks: Sequence[Block], hypotheses: Sequence[Hypothesis]) -> None:
+        self.taken += blocks
+        self.partials += hypotheses
+
+    def finished(self, finals: Sequence[FinalText]) -> None:
+        self.finals |= {final.key.session_id: final for final in finals}
+
+    def broke(self, failure: BaseException) -> None:
+        raise failure
+
+
+async def test_what_an_overloaded_worker_gives_up_is_partials_and_nothing_else(
+    engine: ConformerEngine, segments: dict[str, list[Block]], expected: dict[str, FinalText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that sheds all that it may, and its replay that sheds nothing: every block is taken, in order, and the finals are the same."""
+    monkeypatch.setattr(engine, "stop", lambda: None)  # others use it, too
+    sessions = sorted(segments)[:6]
+    runs = []
+    for late_s in (-1.0, 1e9):
+        monkeypatch.setattr("agents.inference.batcher._LATE_STEP_S", late_s)
+        monkeypatch.setattr("agents.inference.batcher._SHED_EVERY_S", 0.0)
+        monkeypatch.setattr("agents.inference.batcher._SHED_SHARE", 1.0)
+        heard = Heard()
+        batcher = Batcher(engine, heard)
+        batcher.start()
+        try:
+            for session in sessions:
+                batcher.open(Opening(key=SegmentKey(session, 0), start_sample=0))
+            for number in range(max(map(len, segments.values()))):
+                for session in sessions:
+                    if number < len(segments[session]):
+                        batcher.put(segments[session][number])
+                async with asyncio.timeout(60):
+                    while len(heard.taken) < sum(min(number + 1, len(segments[session])) for session in sessions):  # noqa: ASYNC110 an outsider
+                        await asyncio.sleep(0.001)
+            for session in sessions:
+                batcher.finish(Finish(key=SegmentKey(session, 0), end_sample=160_000))
+            async with asyncio.timeout(60):
+                while len(heard.finals) < len(sessions):  # noqa: ASYNC110 an outsider
+                    await asyncio.sleep(0.001)
+        finally:
+            await asyncio.to_thread(batcher.stop)
+        runs.append(heard)
+    shed, replay = runs
+    assert not shed.partials
+    assert replay.partials
+    assert shed.finals == replay.finals == {session: expected[session] for session in sessions}
+    for heard in runs:
+        for session in sessions:
+            assert [each.chunk for each in heard.taken if each.key.session_id == session] == list(range(len(segments[session])))
 
 
 def test_another_engine_says_the_same(segments: dict[str, list[Block]], expected: dict[str, FinalText]) -> None:
