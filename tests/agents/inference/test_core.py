@@ -33,6 +33,7 @@ from schemas.records import (
 from streams.core import Input, SessionKey, SessionState
 from streams.errors import UserError
 from streams.settings import Settings
+from streams.stage import record_key
 
 INSTANT = Settings(engine="instant")
 SNAPSHOT_BYTES = 600
@@ -321,12 +322,13 @@ def script(call: SimpleNamespace, session: str, actions: list[tuple[str, int, bo
     return flow
 
 
-def lasting(emitted: Any, session: str) -> tuple[dict[int, Any], Any]:
-    """Return a session's transcripts by segment and its last Session record, without what may differ."""
+def lasting(emitted: Any, session: str) -> tuple[dict[int, Any], Any, dict[str, tuple[str, str]]]:
+    """Return a session's transcripts by segment, its last Session record and its log by key, without what may differ."""
     transcripts: dict[int, Any] = {}
     for record in emitted.of(Transcript, session):
         assert transcripts.setdefault(record.segment, canonical(record)) == canonical(record), "a final changed"
-    return transcripts, canonical(emitted.of(Session, session)[-1])
+    log = {record_key(event): (event.event, event.text) for event in emitted.of(LogEvent, session)}
+    return transcripts, canonical(emitted.of(Session, session)[-1]), log
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
