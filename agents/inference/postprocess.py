@@ -111,6 +111,10 @@ _ASKING: Final = re.compile(
 _ASKING_CHINESE: Final = re.compile(
     r"(?:吗|呢|么|什么|多少|几[个点号天年月块岁]|哪[里儿个些]?|谁|为什么|怎么样?|如何|是不是|有没有|能不能|可不可以)(?:啊|呀)?$"
 )
+#: Words that no sentence ends with: whoever pauses behind one looks for the next.
+_UNFINISHED: Final = frozenset({"a", "an", "the", "my", "your", "our", "their", "every", "and", "or"})
+#: Words that no clause ends with. "In", "on" and their like are not among them ("come in, please").
+_LEADING_ON: Final = _UNFINISHED | {"of", "with", "without", "for", "from", "to", "at", "into", "than"}
 _I: Final = re.compile(r"\bi(?=$|[ ,.?!]|'(?:m|ve|ll|d)\b)")
 
 
@@ -174,7 +178,7 @@ class Writer:
             code = "zh" if 2 * chinese >= len(words) else code or "en"
         text = ""
         begins = True
-        clauses = self._clauses(words)
+        clauses = self._clauses(words, english=code == "en")
         for clause, pause in clauses:
             plain = joined(" ".join(clause))
             written = self._numbers(plain, code)
@@ -183,7 +187,8 @@ class Writer:
                 if begins:
                     written = written[:1].upper() + written[1:]
             last = pause is None
-            ends = complete if last else pause == _STOP_MS
+            broken_off = code == "en" and clause[-1] in _UNFINISHED
+            ends = complete and not broken_off if last else pause == _STOP_MS
             mark = self._mark(plain, code, ends=ends, last=last)
             text += written + mark + ("" if last or (code == "zh" and mark) else " ")
             begins = ends
@@ -194,8 +199,8 @@ class Writer:
         if self._options.numbers:
             self._grammar(language)
 
-    def _clauses(self, words: Sequence[Written]) -> list[tuple[list[str], int | None]]:
-        """Return the words between pauses, each group with the pause behind it; None: the end."""
+    def _clauses(self, words: Sequence[Written], *, english: bool) -> list[tuple[list[str], int | None]]:
+        """Return the words between pauses that a reader should see, each group with the pause behind it; None: the end."""
         if not self._options.punctuation:
             return [([word.text for word in words], None)]
         clauses: list[tuple[list[str], int | None]] = []
@@ -203,8 +208,11 @@ class Writer:
         for word, following in zip(words, [*words[1:], None], strict=True):
             clause.append(word.text)
             gap_ms = 0 if following is None else following.start_ms - word.end_ms
-            if following is None or gap_ms >= _COMMA_MS:
-                clauses.append((clause, None if following is None else _STOP_MS if gap_ms >= _STOP_MS else _COMMA_MS))
+            pause = _STOP_MS if gap_ms >= _STOP_MS else _COMMA_MS if gap_ms >= _COMMA_MS else 0
+            if english and word.text in (_UNFINISHED if pause == _STOP_MS else _LEADING_ON):
+                pause = 0
+            if following is None or pause:
+                clauses.append((clause, None if following is None else pause))
                 clause = []
         return clauses
 

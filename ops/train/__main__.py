@@ -1,4 +1,4 @@
-"""Run the recipe: ``python -m ops.train prepare …``, then ``python -m ops.train asr …``."""
+"""Run the recipe: ``python -m ops.train all …`` does all of it."""
 
 from ops.train.command import main
 

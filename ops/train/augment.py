@@ -16,7 +16,7 @@ import soxr
 
 from ops.train.clips import SILENCE, Clip, Phone
 from ops.train.features import HOP_SAMPLES, MEL_BINS, fbank
-from ops.train.phrases import card_number, order
+from ops.train.phrases import card_number, digit_string, order
 from schemas.records import SAMPLE_RATE_HZ
 
 __all__ = ["IGNORED_PHONE", "Example", "Mixer", "Piece", "line", "phone_targets"]
@@ -35,6 +35,13 @@ _FADE_SAMPLES: Final = SAMPLE_RATE_HZ // 200
 _FEW_WORDS: Final = 4
 #: A speaker's voice is only cut up into new sentences where there are enough words to choose from.
 _SPLICED_CLIPS: Final = 6
+
+#: How many of the numbers are said by another recorded voice at each digit.
+_MANY_VOICES_SHARE: Final = 0.2
+#: Where the gains of a drawn microphone are set, how much they vary, and how long its filter rings: 8 ms.
+_COLOUR_HZ: Final = (0, 125, 250, 500, 1000, 2000, 4000, 8000)
+_COLOUR_DB: Final = 4.0
+_COLOUR_TAPS: Final = 129
 
 #: Encoder frame t hears feature frames 4 t to 4 t + 6 of 10 ms; its middle lies 3 hops and half a window in.
 _FRAME_SAMPLES: Final = 4 * HOP_SAMPLES
@@ -151,12 +158,14 @@ class Mixer:
         noise: Sequence[np.ndarray],
         music: Sequence[np.ndarray],
         synthetic_share: float = 0.3,
+        number_share: float = 0.48,
         strength: float = 1.0,
     ) -> None:
         self._orders = [clip for clip in clips if clip.source == "order"]
         self._other = [clip for clip in clips if clip.source in {"prompt", "english"} and len(clip.pcm) < _LONGEST_SAMPLES]
         self._synthetic = [clip for clip in clips if clip.source == "synthetic"]
         self._synthetic_share = synthetic_share if self._synthetic else 0.0
+        self._number_share = number_share
         self._noise, self._music = list(noise), list(music)
         self._strength = strength
         # Few words at a time are what CTC learns from first: in a long sentence it long finds nothing but blanks.
@@ -257,19 +266,31 @@ class Mixer:
             gaps.append(int(pause * SAMPLE_RATE_HZ))
         return _join(pieces, gaps)
 
-    def _piece(self, choose: random.Random) -> Piece:
-        kind = choose.random()
-        if kind < self._synthetic_share:
-            piece = self._taken(choose.choice(self._synthetic), choose)
+    def _number(self, choose: random.Random) -> Piece:
+        """Let one recorded speaker read out a number, or each digit another; with silence around it, as a detector leaves."""
+        few = choose.randint(1, _FEW_WORDS) if choose.random() < self._few_words_share else None
+        if choose.random() < _MANY_VOICES_SHARE:
+            words = digit_string(choose, few or choose.randint(3, 10)).split()
+            able = [[voice[word] for voice in self._digits.values() if word in voice] for word in words]
+            said = [choose.choice(clips or [voice["zero"] for voice in self._digits.values()]) for clips in able]
+            pieces = [_at_speed(_whole(choose.choice(clips)), choose.uniform(0.85, 1.18)) for clips in said]
+            gaps = [int(choose.uniform(-0.03, 0.2) * SAMPLE_RATE_HZ) for _ in pieces[1:]]
+            piece = _join([_louder(each, choose) for each in pieces], gaps)
         else:
-            kind = (kind - self._synthetic_share) / (1 - self._synthetic_share)
-            if kind < 0.3:
+            piece = self.digit_piece(choose, count=few)
+        return _in_silence(piece, *(int(choose.uniform(0.0, 0.5) * SAMPLE_RATE_HZ) for _ in range(2)))
+
+    def _piece(self, choose: random.Random) -> Piece:
+        if choose.random() < self._synthetic_share:
+            piece = self._taken(choose.choice(self._synthetic), choose)
+        elif choose.random() < self._number_share:
+            piece = self._number(choose)
+        else:
+            kind = choose.random()
+            if kind < 0.58:
                 piece = self._taken(choose.choice(self._orders), choose)
-            elif kind < 0.47:
+            elif kind < 0.9:
                 piece = self._spliced(choose)
-            elif kind < 0.95:
-                few = choose.randint(1, _FEW_WORDS) if choose.random() < self._few_words_share else None
-                piece = self.digit_piece(choose, count=few)
             else:
                 piece = self._taken(choose.choice(self._other), choose)
         return _at_speed(piece, choose.uniform(0.8, 1.25)) if choose.random() < 0.75 * self._strength else piece
@@ -297,6 +318,8 @@ class Mixer:
     def _channel(self, samples: np.ndarray, choose: random.Random) -> np.ndarray:
         """Send speech through a room, beside noise or music, over a line, at some level. Returns float32 at int16 scale, in whole steps."""
         length = len(samples)
+        if choose.random() < 0.6 * self._strength:
+            samples = _coloured(samples, choose)
         if choose.random() < 0.3 * self._strength:
             samples = self._room(samples, choose)
         level = _rms(samples)
@@ -331,9 +354,29 @@ class Mixer:
                     piece = _join([_louder(piece, choose), _louder(after, choose)], [int(choose.uniform(0.05, 1.2) * SAMPLE_RATE_HZ)])
             if _SHORTEST_SAMPLES < len(piece.samples) < _LONGEST_SAMPLES:
                 break
-        warp = round(choose.uniform(0.82, 1.2), 2) if choose.random() < 0.85 * self._strength else 1.0
-        features = fbank(self._channel(piece.samples, choose), warp)
+        low_warp = high_warp = 1.0
+        if choose.random() < 0.85 * self._strength:
+            warp = choose.uniform(0.82, 1.2)
+            low_warp, high_warp = (round(warp * choose.uniform(0.94, 1.06), 2) for _ in range(2))
+        features = fbank(self._channel(piece.samples, choose), low_warp, high_warp)
         return Example(features, piece.text, phone_targets(piece.phones, len(features)))
+
+
+def _whole(clip: Clip) -> Piece:
+    return _cut(clip, 0, len(clip.pcm))
+
+
+def _in_silence(piece: Piece, before: int, after: int) -> Piece:
+    """Put silence of so many samples around a piece."""
+    phones = piece.phones and tuple(Phone(phone.phone, phone.start + before, phone.end + before) for phone in piece.phones)
+    return Piece(np.pad(piece.samples, (before, after)), piece.text, phones)
+
+
+def _coloured(samples: np.ndarray, choose: random.Random) -> np.ndarray:
+    """Send a voice through a microphone of its own: a filter of random gains at each octave."""
+    gains = [10 ** (choose.gauss(0.0, _COLOUR_DB) / 20) for _ in _COLOUR_HZ]
+    taps = scipy.signal.firwin2(_COLOUR_TAPS, _COLOUR_HZ, gains, fs=SAMPLE_RATE_HZ).astype(np.float32)
+    return scipy.signal.fftconvolve(samples, taps, mode="same").astype(np.float32)
 
 
 def _louder(piece: Piece, choose: random.Random) -> Piece:

@@ -64,11 +64,11 @@ def collate(examples: list[_Row]) -> Batch:
     return batch
 
 
-def make_mixer(data_dir: Path, audio_dir: Path, synthetic_share: float, strength: float = 1.0) -> Mixer:
+def make_mixer(data_dir: Path, audio_dir: Path, synthetic_share: float, number_share: float, strength: float = 1.0) -> Mixer:
     """Read every shard that is there, and the noise and music that are not held out."""
     clips = [clip for path in sorted(data_dir.glob("*.npz")) if "unfinished" not in path.name for clip in read_shard(path)]
     noise, music = ([read_pcm(each.path) for each in recordings(audio_dir, "train", kind)] for kind in ("noise", "music"))
-    return Mixer(clips, noise, music, synthetic_share, strength)
+    return Mixer(clips, noise, music, synthetic_share, number_share, strength)
 
 
 class _Stream(IterableDataset[Batch]):
@@ -79,11 +79,12 @@ class _Stream(IterableDataset[Batch]):
         bpe_model: Path,
         mean: np.ndarray,
         synthetic_share: float,
+        number_share: float,
         strength: float,
         seed: int,
         batches: int,
     ) -> None:
-        self._arguments = (data_dir, audio_dir, synthetic_share, strength)
+        self._arguments = (data_dir, audio_dir, synthetic_share, number_share, strength)
         self._bpe_model, self._mean, self._seed, self._batches = bpe_model, mean, seed, batches
 
     def _pool(self, mixer: Mixer, tokens: Tokens, choose: random.Random) -> list[list[_Row]]:
@@ -124,11 +125,12 @@ def batch_stream(
     mean: np.ndarray,
     *,
     synthetic_share: float,
+    number_share: float,
     strength: float,
     seed: int,
     batches: int,
     workers: int,
 ) -> DataLoader[Batch]:
     """Return ``batches`` batches drawn with ``seed``."""
-    stream = _Stream(data_dir, audio_dir, bpe_model, mean, synthetic_share, strength, seed, batches)
+    stream = _Stream(data_dir, audio_dir, bpe_model, mean, synthetic_share, number_share, strength, seed, batches)
     return DataLoader(stream, batch_size=None, num_workers=workers, prefetch_factor=8 if workers else None)

@@ -12,7 +12,7 @@ import csv
 import functools
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -281,12 +281,25 @@ def recorded_clips(audio_dir: Path, held_out: Iterable[str]) -> Iterator[Clip]:
 
 
 def synthetic_clips(count: int, seed: int) -> Iterator[Clip]:
-    """Yield spoken phrases of synthetic voices."""
+    """Yield spoken phrases of the basic synthetic voices."""
     from ops.train.phrases import phrase
+    from ops.train.voices import BASIC_ENGINES
+
+    return _spoken_clips(count, seed, phrase, BASIC_ENGINES)
+
+
+def number_clips(count: int, seed: int, engines: Mapping[str, float]) -> Iterator[Clip]:
+    """Yield numbers, and now and then an order, of the engines named, each with how often it speaks."""
+    from ops.train.phrases import number_phrase
+
+    return _spoken_clips(count, seed, number_phrase, engines)
+
+
+def _spoken_clips(count: int, seed: int, phrase: Callable[[random.Random], str], engines: Mapping[str, float]) -> Iterator[Clip]:
     from ops.train.voices import speak
 
     choose = random.Random(seed)
     for number in range(count):
         text = phrase(choose)
-        pcm, voice = speak(text, choose)
+        pcm, voice = speak(text, choose, engines)
         yield aligned(f"synthetic-{seed}-{number}", "synthetic", voice, text, pcm)

@@ -21,9 +21,9 @@ from ops.train.tokens import BLANK, SOS_EOS, Tokens
 
 __all__ = ["Utterance", "development_sets", "greedy", "judge", "log_probabilities", "named_sets", "word_errors"]
 
-#: Blocks of 200 ms that look 1.6 s back.
+#: Blocks of 200 ms that look 3.2 s back.
 BLOCK_FRAMES: Final = 5
-LEFT_BLOCKS: Final = 8
+LEFT_BLOCKS: Final = 16
 #: Utterances encoded at once.
 _BATCH: Final = 8
 _FULL_SCALE: Final = 32767.0

@@ -21,6 +21,9 @@ _LOW_HZ: Final = 20.0
 _NYQUIST_HZ: Final = SAMPLE_RATE_HZ / 2
 #: Above this the warp bends back so that Nyquist stays where it is.
 _WARP_EDGE_HZ: Final = 6000.0
+#: First formants lie below the one, second and third ones mostly above the other: each part may have a factor of its own.
+_LOW_FORMANTS_HZ: Final = 1000.0
+_HIGH_FORMANTS_HZ: Final = 2500.0
 _FLOOR: Final = np.float32(np.finfo(np.float32).eps)
 #: Povey's window: a Hann window to the power of 0.85.
 _WINDOW: Final = ((0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WINDOW_SAMPLES) / (_WINDOW_SAMPLES - 1))) ** 0.85).astype(np.float32)
@@ -31,12 +34,13 @@ def _mel(hz: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _filters(warp: float) -> np.ndarray:
-    """Return the triangular filters, (257, 80) float32, for a voice whose formants lie ``warp`` times as high."""
+def _filters(low_warp: float, high_warp: float) -> np.ndarray:
+    """Return the triangular filters, (257, 80) float32, for a voice whose low and high formants lie so many times as high."""
     hz = np.arange(_FFT_SAMPLES // 2) * SAMPLE_RATE_HZ / _FFT_SAMPLES
-    edge = _WARP_EDGE_HZ * min(1.0, 1.0 / warp)
-    bent = warp * edge + (hz - edge) * (_NYQUIST_HZ - warp * edge) / (_NYQUIST_HZ - edge)
-    mel = _mel(np.where(hz <= edge, warp * hz, bent))
+    edge = _WARP_EDGE_HZ * min(1.0, 1.0 / high_warp)
+    before = (0.0, _LOW_FORMANTS_HZ, _HIGH_FORMANTS_HZ, edge, _NYQUIST_HZ)
+    after = (0.0, low_warp * _LOW_FORMANTS_HZ, high_warp * _HIGH_FORMANTS_HZ, high_warp * edge, _NYQUIST_HZ)
+    mel = _mel(np.interp(hz, before, after))
     points = np.linspace(_mel(np.array(_LOW_HZ)), _mel(np.array(_NYQUIST_HZ)), MEL_BINS + 2)
     left, centre, right = points[:-2], points[1:-1], points[2:]
     rising, falling = (mel[:, None] - left) / (centre - left), (right - mel[:, None]) / (right - centre)
@@ -45,12 +49,13 @@ def _filters(warp: float) -> np.ndarray:
     return filters
 
 
-def fbank(pcm: np.ndarray, warp: float = 1.0) -> np.ndarray:
+def fbank(pcm: np.ndarray, low_warp: float = 1.0, high_warp: float = 1.0) -> np.ndarray:
     """Return the features of int16-scaled samples.
 
     Args:
         pcm: (samples,) int16, or float32 at int16 scale.
-        warp: factor on the formants; 1 leaves them.
+        low_warp: factor on the first formants (below 1 kHz); 1 leaves them.
+        high_warp: factor on the others (above 2.5 kHz; in between it goes from the one to the other).
 
     Returns:
         (frames, 80) float32, no dither, frames that do not fit left out.
@@ -63,5 +68,5 @@ def fbank(pcm: np.ndarray, warp: float = 1.0) -> np.ndarray:
     frames = frames - _PRE_EMPHASIS * np.concatenate((frames[:, :1], frames[:, :-1]), 1)
     spectrum = scipy.fft.rfft(frames * _WINDOW, _FFT_SAMPLES)
     power = spectrum.real**2 + spectrum.imag**2
-    features: np.ndarray = np.log(np.maximum(power @ _filters(warp), _FLOOR))
+    features: np.ndarray = np.log(np.maximum(power @ _filters(low_warp, high_warp), _FLOOR))
     return features

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["DIGITS", "DRINKS", "card_number", "digit_string", "order", "phrase", "small_talk"]
+__all__ = ["DIGITS", "DRINKS", "card_number", "digit_string", "number_phrase", "order", "phrase", "small_talk"]
 
 #: "oh" is how many callers read a zero.
 DIGITS: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "oh")
@@ -188,3 +188,12 @@ def phrase(choose: random.Random) -> str:
         number = card_number(choose)
         return f"my {choose.choice(('card', 'account', 'order'))} number is {number}" if choose.random() < 0.2 else number
     return small_talk(choose)
+
+
+def number_phrase(choose: random.Random) -> str:
+    """Return a number, seldom within a sentence, or an order: what voices that sound like people are asked for."""
+    kind = choose.random()
+    if kind < 0.2:
+        return order(choose)
+    number = card_number(choose)
+    return f"my {choose.choice(('card', 'account', 'order'))} number is {number}" if kind < 0.3 else number

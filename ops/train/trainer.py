@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 import yaml
 from torch import Tensor, nn
 
-from agents.inference.conformer.loader import CMVN_FILE, CONFIG_FILE, UNITS_FILE, WEIGHTS_FILE
+from agents.inference.conformer.loader import CMVN_FILE, CONFIG_FILE, UNITS_FILE, WEIGHTS_FILE, load_model
 from agents.inference.conformer.model import DecoderConfig, EncoderConfig, ModelConfig, StreamingModel
 from ops.train.augment import IGNORED_PHONE
 from ops.train.batches import Batch, batch_stream, make_mixer
@@ -31,7 +31,7 @@ from ops.train.evaluate import development_sets, word_errors
 from ops.train.features import MEL_BINS
 from ops.train.tokens import BLANK, SOS_EOS, Tokens, train_tokens
 
-__all__ = ["Recipe", "Trainer", "save_wenet"]
+__all__ = ["Recipe", "Trainer", "save_wenet", "second_recipe"]
 
 BPE_FILE: Final = "bpe.model"
 #: A run that is stopped loses at most this much.
@@ -76,8 +76,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     strengthening_updates: int = 5_000
     updates_per_epoch: int = 250
     synthetic_share: float = 0.35
+    #: Of the recorded examples, how many are numbers.
+    number_share: float = 0.48
     cmvn_examples: int = 600
     seed: int = 1
+
+
+def second_recipe(**changes: Any) -> Recipe:
+    """Return the recipe of a run that goes on with weights which have learnt: mostly numbers, nothing easy first, the rate soon falling."""
+    return msgspec.structs.replace(
+        Recipe(learning_rate=6e-4, warmup_updates=200, updates=3_000, cooling_share=0.8, first_strength=1.0, number_share=0.66), **changes
+    )
 
 
 class ByteDropout(nn.Module):
@@ -119,21 +128,32 @@ def draw_blocks(choose: random.Random) -> tuple[int, int]:
     """Draw block size and left context for one update: mostly those the product streams with, sometimes others, sometimes all."""
     kind = choose.random()
     if kind < 0.6:
-        return 5, choose.randint(4, 16)
+        return 5, choose.randint(8, 24)
     if kind < 0.85:
-        return choose.randint(2, 24), choose.choice((-1, 4, 8))
+        return choose.randint(2, 24), choose.choice((-1, 8, 16))
     return 0, -1
 
 
 class Trainer:
     """A run in a folder."""
 
-    def __init__(self, recipe: Recipe, run_dir: Path, data_dir: Path, audio_dir: Path, digit_speaker: str, workers: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        run_dir: Path,
+        data_dir: Path,
+        audio_dir: Path,
+        digit_speaker: str,
+        workers: int,
+        begin: Path | None = None,
+    ) -> None:
         self.recipe, self.run_dir, self.data_dir, self.audio_dir = recipe, run_dir, data_dir, audio_dir
         self._workers = workers
         run_dir.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(recipe.seed)
         bpe_model = run_dir / BPE_FILE
+        if begin is not None and not bpe_model.exists():
+            bpe_model.write_bytes((begin / BPE_FILE).read_bytes())
         if not bpe_model.exists():
             recorded = [clip.text for clip in read_shard(data_dir / "recorded.npz")]
             train_tokens(bpe_model, recorded, recipe.pieces, recipe.seed)
@@ -153,6 +173,9 @@ class Trainer:
         self.epoch, self.update, self.cpu_s, self.best = 0, 0, 0.0, math.inf
         if (run_dir / "checkpoint.pt").exists():
             self._resume()
+        elif begin is not None:
+            self.model.load_state_dict(load_model(begin).model.state_dict())
+            self.averaged.load_state_dict(self.model.state_dict())
         else:
             self._measure_cmvn()
             self.averaged.load_state_dict(self.model.state_dict())
@@ -169,7 +192,8 @@ class Trainer:
 
     def _measure_cmvn(self) -> None:
         """Measure the features' mean and variance over augmented examples."""
-        mixer, choose = make_mixer(self.data_dir, self.audio_dir, self.recipe.synthetic_share), random.Random(self.recipe.seed)
+        mixer = make_mixer(self.data_dir, self.audio_dir, self.recipe.synthetic_share, self.recipe.number_share)
+        choose = random.Random(self.recipe.seed)
         features = np.concatenate([mixer.example(choose).features for _ in range(self.recipe.cmvn_examples)])
         cmvn = self.model.encoder.global_cmvn
         cmvn.mean.copy_(torch.from_numpy(features.mean(0)))
@@ -240,26 +264,27 @@ class Trainer:
 
         recipe = self.recipe
         # A run that was stopped inside an epoch draws other examples for the rest of it.
-        left = (self.epoch + 1) * recipe.updates_per_epoch - self.update
+        left = min((self.epoch + 1) * recipe.updates_per_epoch, recipe.updates) - self.update
         seed = recipe.seed * 1_000_000 + self.update
         choose = random.Random(seed)
         stream = batch_stream(
             self.data_dir, self.audio_dir, self.run_dir / BPE_FILE, self.model.encoder.global_cmvn.mean.numpy(),
-            synthetic_share=recipe.synthetic_share, strength=self._strength(), seed=seed, batches=left,
+            synthetic_share=recipe.synthetic_share, number_share=recipe.number_share, strength=self._strength(), seed=seed, batches=left,
             workers=self._workers,
         )  # fmt: skip
         self.model.train()
         sums: dict[str, list[float]] = {}
         audio_s = 0.0
         columns = (
-            TextColumn("epoch {task.fields[epoch]}"),
+            TextColumn("epoch {task.fields[epoch]} of {task.fields[epochs]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[losses]}"),
             TimeRemainingColumn(),
         )
         with Progress(*columns) as progress:
-            task = progress.add_task("train", total=left, epoch=self.epoch + 1, losses="")
+            epochs = -(-recipe.updates // recipe.updates_per_epoch)
+            task = progress.add_task("train", total=left, epoch=self.epoch + 1, epochs=epochs, losses="")
             # The time that the run was given, not the time it was left waiting: it may be stopped, or have the machine's leftovers.
             began, saved = time.process_time(), time.monotonic()
             for batch in stream:

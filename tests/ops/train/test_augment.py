@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ops.train.augment import IGNORED_PHONE, Mixer, line, masked, phone_targets
-from ops.train.clips import PHONES, Clip, Phone, Word
+from ops.train.clips import DIGIT_NAMES, PHONES, Clip, Phone, Word
 
 SECOND = 16_000
 VOICE = np.random.default_rng(3)
@@ -80,6 +80,22 @@ def test_digits_are_one_after_another(mixer: Mixer) -> None:
     assert piece.phones is not None
     assert [phone.phone for phone in piece.phones] == [5] * len(piece.text.split())
     assert all(before.start < after.start for before, after in zip(piece.phones, piece.phones[1:], strict=False))
+
+
+def test_digits_of_many_voices_are_alike_put_together(mixer: Mixer) -> None:
+    choose = random.Random(3)
+    for _ in range(20):
+        piece = mixer._number(choose)
+        assert piece.phones is not None
+        assert len(piece.phones) == len(piece.text.split())
+        for phone in piece.phones:
+            assert np.abs(piece.samples[phone.start : phone.end]).max() > 0
+
+
+def test_a_number_share_of_1_leaves_numbers_alone(mixer: Mixer) -> None:
+    mixer._number_share = 1.0
+    digits = set(DIGIT_NAMES)
+    assert all(set(mixer._piece(random.Random(seed)).text.split()) <= digits for seed in range(20))
 
 
 def test_phones_fall_on_the_frames_that_hear_them() -> None:

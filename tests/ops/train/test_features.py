@@ -28,6 +28,13 @@ def test_only_whole_frames(samples: int, frames: int) -> None:
 @pytest.mark.parametrize("warp", [0.86, 1.16])
 def test_a_warp_moves_formants(warp: float) -> None:
     tone = (8000 * np.sin(2 * np.pi * 1500 * np.arange(16_000) / 16_000)).astype(np.int16)
-    plain, warped = fbank(tone).mean(0).argmax(), fbank(tone, warp).mean(0).argmax()
+    plain, warped = fbank(tone).mean(0).argmax(), fbank(tone, warp, warp).mean(0).argmax()
     assert (warped > plain) == (warp > 1)
-    assert np.isfinite(fbank(tone, warp)).all()
+    assert np.isfinite(fbank(tone, warp, warp)).all()
+
+
+def test_low_and_high_formants_move_apart() -> None:
+    low, high = ((8000 * np.sin(2 * np.pi * hz * np.arange(16_000) / 16_000)).astype(np.int16) for hz in (500, 3_000))
+    plain_low, plain_high = fbank(low).mean(0).argmax(), fbank(high).mean(0).argmax()
+    assert fbank(low, 1.15, 0.9).mean(0).argmax() > plain_low
+    assert fbank(high, 1.15, 0.9).mean(0).argmax() < plain_high

@@ -90,6 +90,20 @@ def test_a_run_learns_stops_and_goes_on(tmp_path: Path, data_dir: Path, audio_di
     assert loaded.config["tokenizer_conf"]["special_tokens"]["<sos>"] == loaded.model.config.sos
 
 
+def test_a_run_begins_from_a_model_and_ends_inside_an_epoch(tmp_path: Path, data_dir: Path, audio_dir: Path) -> None:
+    Trainer(RECIPE, tmp_path / "run", data_dir, audio_dir, "yweweler", 0).run_epoch()
+    best = tmp_path / "run" / "best"
+    recipe = msgspec.structs.replace(RECIPE, updates=3)
+    second = Trainer(recipe, tmp_path / "second", data_dir, audio_dir, "yweweler", 0, begin=best)
+    loaded = load_model(best).model
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, second.model.get_parameter(name)), name
+    assert (tmp_path / "second" / "bpe.model").read_bytes() == (best / "bpe.model").read_bytes()
+    assert second.update == 0
+    assert [second.run_epoch()["update"] for _ in range(2)] == [2, 3]
+    assert second.finished
+
+
 def test_the_learning_rate_rises_stays_and_falls(tmp_path: Path, data_dir: Path, audio_dir: Path) -> None:
     trainer = Trainer(msgspec.structs.replace(RECIPE, updates=100, warmup_updates=10), tmp_path / "run", data_dir, audio_dir, "yweweler", 0)
     rates = []
