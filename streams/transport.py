@@ -18,7 +18,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import IllegalStateError, NotCoordinatorForGroupError, for_code
+from aiokafka.protocol.commit import OffsetFetchRequest
 from faust.transport.drivers import aiokafka as driver
 
 from streams.lease import TICK_S, Lease
@@ -59,6 +60,26 @@ def _confirm(coordinator: Any, lease: Lease) -> None:
     coordinator._do_heartbeat = do_heartbeat  # noqa: SLF001
 
 
+def _heed_refusals(coordinator: Any) -> None:
+    """Let a coordinator that does not know a group's commits yet be asked again.
+
+    One that has just taken the group over, or has just been started, refuses for a moment. aiokafka does not look at that refusal, and
+    takes it for "nothing was ever committed": a worker would begin with the oldest audio there is, and with an epoch that was used before.
+    """
+    send = coordinator._send_req  # noqa: SLF001
+
+    async def send_req(request: Any) -> Any:
+        response = await send(request)
+        if isinstance(request, OffsetFetchRequest) and (code := getattr(response, "error_code", 0)):
+            refusal = for_code(code)
+            if refusal is NotCoordinatorForGroupError:
+                coordinator.coordinator_dead()
+            raise refusal(f"the commits of {coordinator.group_id} cannot be read now")
+        return response
+
+    coordinator._send_req = send_req  # noqa: SLF001
+
+
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         await super().on_start()
@@ -67,6 +88,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         _pace(consumer._fetcher, app.fetch_interval_s)  # noqa: SLF001
         lease: Lease = app.lease
         _confirm(consumer._coordinator, lease)  # noqa: SLF001
+        _heed_refusals(consumer._coordinator)  # noqa: SLF001
         self.add_future(self._tick(lease))
 
     async def _tick(self, lease: Lease) -> None:

@@ -5,10 +5,14 @@ import threading
 import time
 from types import SimpleNamespace
 
-from aiokafka.structs import TopicPartition
+import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import GroupLoadInProgressError, KafkaError, NotCoordinatorForGroupError
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from streams.lease import Lease
-from streams.transport import Consumer, _confirm, _NothingRead, _pace
+from streams.transport import Consumer, _confirm, _heed_refusals, _NothingRead, _pace
 
 AT = TopicPartition("asr.audio", 1)
 
@@ -63,6 +67,38 @@ async def test_a_lease_hears_of_heartbeats_that_the_group_answers() -> None:
     await coordinator._do_heartbeat()
     assert lease.holds(3)
     assert not lease.holds(2)
+
+
+@pytest.mark.parametrize(("refusal", "looks_elsewhere"), [(GroupLoadInProgressError, 0), (NotCoordinatorForGroupError, 1)])
+async def test_a_coordinator_that_does_not_know_the_commits_yet_is_asked_again(refusal: type[KafkaError], looks_elsewhere: int) -> None:
+    """It says so beside an empty answer, which aiokafka by itself would take for a group that never committed anything."""
+    answers = [
+        OffsetFetchResponse_v3(0, [], refusal.errno),
+        OffsetFetchResponse_v3(0, [(AT.topic, [(AT.partition, 67, "state", 0)])], 0),
+    ]
+    looked = 0
+
+    class Coordinator(GroupCoordinator):
+        group_id = "asr"
+        _retry_backoff_ms = 1
+
+        def __init__(self) -> None:
+            """Connect to nothing."""
+
+        async def ensure_coordinator_known(self) -> None:
+            """Know it."""
+
+        async def _send_req(self, request: object) -> OffsetFetchResponse_v3:
+            return answers.pop(0)
+
+        def coordinator_dead(self) -> None:
+            nonlocal looked
+            looked += 1
+
+    coordinator = Coordinator()
+    _heed_refusals(coordinator)
+    assert await coordinator.fetch_committed_offsets([AT]) == {AT: OffsetAndMetadata(67, "state")}
+    assert (answers, looked) == ([], looks_elsewhere)
 
 
 async def test_fetches_from_a_broker_keep_the_distance_that_is_asked_for() -> None:
