@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import shutil
@@ -103,6 +104,9 @@ def chaos(
     from ops.chaos.run import Chaos, Options
     from streams.settings import load_settings
 
+    # Its brokers die: that clients cannot reach them is no news.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    logging.getLogger("streams.kafka").setLevel(logging.CRITICAL)
     console = Console(stderr=json_file == Path("-"), highlight=False)
     settings = load_settings()
     kinds = kinds_of([name.strip() for name in targets.split(",") if name.strip()])
