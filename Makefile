@@ -10,7 +10,7 @@ export UV_NO_PROGRESS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench chaos soak eval clean
+.PHONY: help setup demo test lint format bench chaos soak eval train clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ soak: $(READY) ## Let 10,000 short calls through one set of workers and see that
 
 eval: $(READY) ## Compare detectors of speech in noise (recordings in ASR_EVAL_AUDIO_DIR, else var/audio)
 	$(BIN)/asr eval vad
+
+train: $(READY) ## Make the bundled recogniser from nothing (hours, resumable; recordings in ASR_EVAL_AUDIO_DIR, else var/audio)
+	$(BIN)/python -m ops.train all --audio-dir $${ASR_EVAL_AUDIO_DIR:-var/audio}
 
 clean: ## Remove what can be made again
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
