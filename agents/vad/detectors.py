@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -22,6 +22,8 @@ from agents.vad.traditional import Traditional
 from streams.settings import Settings
 
 __all__ = ["Channel", "Detectors", "Listener", "NeuralDetector", "SpectralDetector", "Thresholds"]
+
+_Value = TypeVar("_Value", np.bool_, np.float32)
 
 
 class NeuralDetector(Protocol):
@@ -218,28 +220,42 @@ class Detectors:
             For each channel whether its hops from ``next_hop`` (as it was) are speech.
         """
         opinions, late = self._hear_spectra(channels) if self._hears_spectra else ([], [])
+        counts = self._hop_counts(channels)
+        probabilities: list[NDArray[np.float32]] = []
         if self._windowed is not None:
-            early = _hear_windows(self._windowed, channels, self._hop_counts(channels))
-        decisions = []
-        for number, (channel, count) in enumerate(zip(channels, self._hop_counts(channels), strict=True)):
-            listener, thresholds = channel.listener, channel.thresholds
-            speech = np.ones(count, np.bool_)
-            probability = early[number] if self._windowed else late[number][len(late[number]) - count :] if self._spectral else None
-            if self._traditional is not None:
-                waiting = np.concatenate([listener.opinions, opinions[number]])
-                speech, listener.opinions = waiting[:count], waiting[count:]
-                if probability is not None:
-                    speech = fuse(probability, speech, thresholds.confidence, thresholds.probability)
-            elif probability is not None:
-                speech = probability > thresholds.probability
-            if self._spectral is not None and probability is not None:
-                certain = probability > thresholds.onset
-                speech, listener.since, listener.confirmed = confirm(
-                    speech, certain, thresholds.closing_hops, listener.since, listener.confirmed
+            probabilities = _hear_windows(self._windowed, channels, counts)
+        elif self._spectral is not None:
+            probabilities = [said[len(said) - count :] for said, count in zip(late, counts, strict=True)]
+        speech = [np.ones(count, np.bool_) for count in counts]
+        if self._traditional is not None:
+            for number, (channel, mine, count) in enumerate(zip(channels, opinions, counts, strict=True)):
+                waiting = np.concatenate([channel.listener.opinions, mine])
+                speech[number], channel.listener.opinions = waiting[:count], waiting[count:]
+        if probabilities:
+            speech = self._by_network(channels, probabilities, speech)
+        for channel, count in zip(channels, counts, strict=True):
+            channel.listener.next_hop += count
+        return speech
+
+    def _by_network(
+        self, channels: Sequence[Channel], probabilities: Sequence[NDArray[np.float32]], traditional: Sequence[NDArray[np.bool_]]
+    ) -> list[NDArray[np.bool_]]:
+        """Return what the network makes of each channel's hops, alone or with the traditional detector; for all of them at once."""
+        counts = [len(mine) for mine in traditional]
+        probability = np.concatenate(probabilities)
+        configured = [(each.confidence, each.probability, each.onset) for _, _, each in channels]
+        confidence, even, onset = np.array(configured, np.float32).repeat(counts, axis=0).T
+        decided = probability > even
+        if self._traditional is not None:
+            decided = fuse(probability, np.concatenate(traditional), confidence, even)
+        speech = _cut(decided, counts)
+        if self._spectral is not None:
+            for number, (channel, certain) in enumerate(zip(channels, _cut(probability > onset, counts), strict=True)):
+                listener, closing_hops = channel.listener, channel.thresholds.closing_hops
+                speech[number], listener.since, listener.confirmed = confirm(
+                    speech[number], certain, closing_hops, listener.since, listener.confirmed
                 )
-            listener.next_hop += int(count)
-            decisions.append(speech)
-        return decisions
+        return speech
 
     def _hearable_hops(self, heard_to_sample: int) -> int:
         return heard_to_sample // HOP_SAMPLES // self._unit_hops * self._unit_hops
@@ -264,12 +280,11 @@ class Detectors:
             return opinions, probabilities
         busy, hops = [channels[index] for index in order], counts[order]
         power = _new_spectra(busy, hops)
-        bounds = np.cumsum(hops)[:-1]
         if self._traditional is not None:
             margins = np.array([channel.thresholds.margin_db for channel in busy], np.float32)
             states = np.stack([channel.listener.traditional for channel in busy])
             speech, states = self._traditional(power, hops, states, margins)
-            for index, mine, state, channel in zip(order, np.split(speech, bounds), states, busy, strict=True):
+            for index, mine, state, channel in zip(order, _cut(speech, hops), states, busy, strict=True):
                 listener = channel.listener
                 # A listener that starts between two steps hears a few hops before the first that it decides.
                 opinions[index] = mine[max(0, listener.next_hop - listener.next_heard) :]
@@ -277,12 +292,18 @@ class Detectors:
         if self._spectral is not None:
             states = np.stack([channel.listener.neural for channel in busy])
             said, states = self._spectral(power, hops, states)
-            for index, late, state, channel in zip(order, np.split(said, bounds), states, busy, strict=True):
+            for index, late, state, channel in zip(order, _cut(said, hops), states, busy, strict=True):
                 probabilities[index] = late
                 channel.listener.neural = state
         for channel, count in zip(busy, hops, strict=True):
             channel.listener.next_heard += int(count)
         return opinions, probabilities
+
+
+def _cut(values: NDArray[_Value], counts: Sequence[int] | NDArray[np.intp]) -> list[NDArray[_Value]]:
+    """Return what belongs to each channel of the values of all, one channel's after the other's."""
+    ends = np.cumsum(counts).tolist()
+    return [values[end - int(count) : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _new_spectra(channels: Sequence[Channel], hops: NDArray[np.intp]) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.vad.decode import to_int16
-from agents.vad.denoise import DELAY_SAMPLES, OUTPUT_SAMPLES, Denoiser
+from agents.vad.denoise import DELAY_SAMPLES, GRID_SAMPLES, Denoiser
 from agents.vad.resample import NARROWBAND_HZ, Upsampler
 from schemas.records import SAMPLE_RATE_HZ
 
@@ -110,7 +110,7 @@ class Front:
         self._end_upsampling()
         missing = heard_to_sample - self.heard.end
         if missing > 0:
-            self._hear(np.zeros(missing + DELAY_SAMPLES + OUTPUT_SAMPLES, np.float32))
+            self._hear(np.zeros(missing + DELAY_SAMPLES + GRID_SAMPLES, np.float32))
 
     def forget(self, original_before: int, heard_before: int) -> None:
         """Drop what is not needed any more."""

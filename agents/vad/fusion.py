@@ -20,14 +20,19 @@ EVEN = 0.5
 LONG_AGO: Final = 60_000
 
 
-def fuse(probability: NDArray[np.float32], traditional: NDArray[np.bool_], confidence: float, even: float = EVEN) -> NDArray[np.bool_]:
+def fuse(
+    probability: NDArray[np.float32],
+    traditional: NDArray[np.bool_],
+    confidence: float | NDArray[np.float32],
+    even: float | NDArray[np.float32] = EVEN,
+) -> NDArray[np.bool_]:
     """Return whether each hop is speech.
 
     Args:
         probability: the neural detector's probability of speech; its confidence is that, or that of silence, whichever is larger.
         traditional: the traditional detector's decision.
-        confidence: above this the neural detector decides.
-        even: what is more probable is speech.
+        confidence: above this the neural detector decides; one for all hops, or one for each.
+        even: what is more probable is speech; likewise.
 
     Returns:
         Booleans, shaped like both inputs.

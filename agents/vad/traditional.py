@@ -40,8 +40,10 @@ _NOISE_AT_START: Final = _power(-70)
 _RATIO_CAP: Final = np.float32(30)
 
 # The threshold of the mean ratio, by the noise in all bands: straight between the two in decibels.
-_QUIET_DB, _QUIET_RATIO = -65.0, 6.0
-_LOUD_DB, _LOUD_RATIO = -35.0, 2.2
+_QUIET_DB, _QUIET_RATIO = np.float32(-65), 6.0
+_LOUD_DB, _LOUD_RATIO = np.float32(-35), 2.2
+_RATIO_SLOPE: Final = np.float32((_LOUD_RATIO - _QUIET_RATIO) / (_LOUD_DB - _QUIET_DB))
+_RATIO_AT_ZERO: Final = np.float32(_LOUD_RATIO - _LOUD_DB * _RATIO_SLOPE)
 
 # The flatness (geometric over arithmetic mean of the power spectrum) of white noise is exp(-0.577) = 0.56, denoised 0.4; of vowels,
 # under 0.1. Flat for the last 200 ms and flat now is noise; so an "s" in a word is not.
@@ -88,9 +90,9 @@ class _Spectra(NamedTuple):
     bands: NDArray[np.float32]
     loud: NDArray[np.bool_]
     flatness: NDArray[np.float32]
-    pure: NDArray[np.bool_]
-    line_1: NDArray[np.float32]
-    line_2: NDArray[np.float32]
+    flat: NDArray[np.bool_]
+    #: The lines of a pure sound, where the hop before had them.
+    steady_lines: NDArray[np.bool_]
 
 
 def _lines(power: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
@@ -114,13 +116,20 @@ def _lines(power: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.fl
     return pure, first.astype(np.float32), second.astype(np.float32)
 
 
-def _measure(power: NDArray[np.float32]) -> _Spectra:
-    """Measure spectra, hops x bins."""
+def _measure(power: NDArray[np.float32], firsts: NDArray[np.intp], states: NDArray[np.float32]) -> _Spectra:
+    """Measure spectra, hops x bins, and note in the states which lines the last of each channel had."""
     bands = np.add.reduceat(power[:, : _EDGES[-1]], _EDGES[:-1], axis=1)
     telephone = np.ascontiguousarray(power[:, _TELEPHONE])
     mean = telephone.mean(axis=1)
     flatness = np.exp(np.log(telephone + _LOG_GUARD).mean(axis=1)) / (mean + _LOG_GUARD)
-    return _Spectra(bands, bands.sum(axis=1) > _SPEECH_FLOOR, flatness, *_lines(power))
+    pure, line_1, line_2 = _lines(power)
+    before_1, before_2 = np.roll(line_1, 1), np.roll(line_2, 1)
+    lasts = np.append(firsts[1:], len(power)) - 1
+    before_1[firsts], before_2[firsts] = states[:, _LINE_1], states[:, _LINE_2]
+    states[:, _LINE_1], states[:, _LINE_2] = line_1[lasts], line_2[lasts]
+    # Two equal lines change places.
+    stays = (np.abs(line_1 - before_1) <= 1) | (np.abs(line_1 - before_2) <= 1)
+    return _Spectra(bands, bands.sum(axis=1) > _SPEECH_FLOOR, flatness, flatness > _FLAT_NOW, pure & stays)
 
 
 def _mean(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -131,8 +140,8 @@ def _mean(values: NDArray[Any]) -> NDArray[np.float32]:
 
 def _threshold(noise: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the ratio that speech must exceed, from the noise's power in all bands."""
-    noise_db = 10 * np.log10(np.ascontiguousarray(noise))
-    ratio: NDArray[np.float32] = np.interp(noise_db, (_QUIET_DB, _LOUD_DB), (_QUIET_RATIO, _LOUD_RATIO)).astype(np.float32)
+    noise_db = np.float32(10) * np.log10(noise)
+    ratio: NDArray[np.float32] = np.minimum(np.maximum(noise_db, _QUIET_DB), _LOUD_DB) * _RATIO_SLOPE + _RATIO_AT_ZERO
     return ratio
 
 
@@ -171,9 +180,9 @@ class Traditional:
         states = states.copy()
         if not len(power):
             return speech, states
-        spectra = _measure(power)
-        margins = np.ones(len(states), np.float32) if margins_db is None else np.float32(10) ** (margins_db / np.float32(10))
         firsts = np.cumsum(counts) - counts
+        spectra = _measure(power, firsts, states)
+        margins = np.ones(len(states), np.float32) if margins_db is None else np.float32(10) ** (margins_db / np.float32(10))
         alike = counts[0] == counts[-1]
         for hop in range(int(counts[0])):
             channels = int(np.searchsorted(-counts, -hop))  # those that have this many hops come first
@@ -187,11 +196,14 @@ class Traditional:
 def _advance(now: _Spectra, states: NDArray[np.float32], margins: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Judge one hop of each channel and move the states, in place, past it."""
     noise = states[:, _NOISE]
-    ratio = _mean(np.minimum(now.bands / noise, _RATIO_CAP))
-    tone = _follow_tone(now, states)
-    states[:, _FLATNESS] += (now.flatness - states[:, _FLATNESS]) * _FLATNESS_AVERAGE
-    flat = (states[:, _FLATNESS] > _FLAT) & (now.flatness > _FLAT_NOW)
-    speech = now.loud & (ratio > _threshold(np.add.reduce(noise, axis=1)) * margins) & ~tone & ~flat
+    ratio = now.bands / noise
+    np.minimum(ratio, _RATIO_CAP, out=ratio)
+    run = states[:, _TONE] = np.where(now.steady_lines, states[:, _TONE] + 1, 0)
+    tone = run >= _TONE_HOPS
+    flatness = states[:, _FLATNESS]
+    flatness += (now.flatness - flatness) * _FLATNESS_AVERAGE
+    speech = now.loud & (_mean(ratio) > _threshold(np.add.reduce(noise, axis=1)) * margins)
+    speech &= ~(tone | ((flatness > _FLAT) & now.flat))
 
     silent = states[:, _SILENT] = np.where(speech, 0, states[:, _SILENT] + 1)
     _follow_noise(now, states, silent)
@@ -203,21 +215,12 @@ def _advance(now: _Spectra, states: NDArray[np.float32], margins: NDArray[np.flo
     return held
 
 
-def _follow_tone(now: _Spectra, states: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return whether each channel has heard a steady tone for long enough."""
-    stays = np.abs(now.line_1 - states[:, _LINE_1]) <= 1
-    stays |= np.abs(now.line_1 - states[:, _LINE_2]) <= 1  # two equal lines change places
-    run = states[:, _TONE] = np.where(now.pure & stays, states[:, _TONE] + 1, 0)
-    states[:, _LINE_1] = now.line_1
-    states[:, _LINE_2] = now.line_2
-    held: NDArray[np.bool_] = run >= _TONE_HOPS
-    return held
-
-
 def _follow_noise(now: _Spectra, states: NDArray[np.float32], silent: NDArray[np.float32]) -> None:
     """Move the noise estimates: down at once, up only in silence, or where nothing has changed for long."""
     mean = states[:, _MEAN]
-    change = _mean(np.maximum(now.bands, mean) / np.maximum(np.minimum(now.bands, mean), _NOISE_FLOOR))
+    lower = np.minimum(now.bands, mean)
+    np.maximum(lower, _NOISE_FLOOR, out=lower)
+    change = _mean(np.maximum(now.bands, mean) / lower)
     steady = states[:, _STEADY] = np.where(change < _STEADY_RATIO, np.maximum(states[:, _STEADY] - 1, 0), _STEADY_HOPS)
     mean += (now.bands - mean) * _AVERAGE
 

@@ -6,7 +6,7 @@ order of summation by the number of rows; so rows are padded to a multiple of ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -82,21 +82,32 @@ class TinyDetector:
         """
         blocks = band_powers(power).reshape(-1, self.unit_hops, BANDS)
         speech = np.zeros((len(blocks), self.unit_hops), np.float32)
-        states = states.copy()
         turns = counts // self.unit_hops
-        firsts = np.cumsum(turns) - turns
-        for turn in range(int(turns[0]) if len(turns) else 0):
-            channels = int(np.searchsorted(-turns, -turn))  # those that have this many blocks come first
-            rows = firsts[:channels] + turn
-            speech[rows], states[:channels] = self._padded(blocks[rows], states[:channels])
-        return speech.reshape(-1), states
+        after = np.empty_like(states)
+        padded, active = _padded(states), len(states)
+        for rows in _rows_by_turn(turns):
+            channels = len(rows)
+            if channels < active:  # those that have this many blocks come first
+                after[channels:active] = padded[channels:active]
+                padded, active = _padded(padded[:channels]), channels
+            said, padded = self._step(_padded(blocks[rows]), padded)
+            speech[rows] = said[:channels]
+        after[:active] = padded[:active]
+        return speech.reshape(-1), after
 
-    def _padded(self, blocks: NDArray[np.float32], states: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        count = len(blocks)
-        spare = -count % ROWS
-        powers = np.concatenate([blocks, np.zeros((spare, *blocks.shape[1:]), np.float32)])
-        speech, after = self._step(powers, np.concatenate([states, np.zeros((spare, self.state_size), np.float32)]))
-        return speech[:count], after[:count]
+
+def _rows_by_turn(turns: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+    """Yield which blocks, of all channels' one after the other, have their turn together."""
+    firsts = np.cumsum(turns) - turns
+    for turn in range(int(turns[0]) if len(turns) else 0):
+        yield firsts[: int(np.searchsorted(-turns, -turn))] + turn
+
+
+def _padded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows with as many of zeros behind them as make a multiple of ``ROWS``."""
+    padded = np.zeros((len(rows) + -len(rows) % ROWS, *rows.shape[1:]), np.float32)
+    padded[: len(rows)] = rows
+    return padded
 
 
 def _onnx_step(path: Path) -> _Step:

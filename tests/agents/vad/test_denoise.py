@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.vad.denoise import DELAY_SAMPLES, GRID_SAMPLES, OUTPUT_SAMPLES, Denoiser
+from agents.vad.denoise import DELAY_SAMPLES, GRID_SAMPLES, Denoiser
 from agents.vad.front import SETTLE_SAMPLES
 
 
@@ -30,7 +30,7 @@ def test_pieces_give_the_same_samples_as_one_block(speech, sizes):
 
 def test_output_keeps_its_place(samples):
     denoised = in_pieces(samples, [3_200])
-    assert len(denoised) == len(samples) // OUTPUT_SAMPLES * OUTPUT_SAMPLES - DELAY_SAMPLES
+    assert len(denoised) == len(samples) // GRID_SAMPLES * GRID_SAMPLES - DELAY_SAMPLES
     inner = slice(20_000, 60_000)
     lags = range(-3, 4)
     likeness = [np.dot(denoised[inner], np.roll(samples, lag)[inner]) for lag in lags]
