@@ -36,17 +36,20 @@ def gateway(
 
 async def _serve_until_stopped(settings: Settings) -> None:
     import asyncio
+    import contextlib
     import signal
 
     from rich.console import Console
 
     from connectors.gateway.server import serve
 
-    stopped = asyncio.Event()
+    serving = asyncio.current_task()
+    assert serving is not None  # noqa: S101 a coroutine that runs is run by a task
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, serving.cancel)
     console = Console()
-    async with serve(settings) as (_, page):
-        console.print(f"Live captions on [bold]{page}[/bold]  [dim](Ctrl-C stops)[/dim]", soft_wrap=True)
-        await stopped.wait()
+    with contextlib.suppress(asyncio.CancelledError):
+        async with serve(settings) as (_, page):
+            console.print(f"Live captions on [bold]{page}[/bold]  [dim](Ctrl-C stops)[/dim]", soft_wrap=True)
+            await asyncio.Event().wait()

@@ -43,6 +43,7 @@ from connectors.gateway.metrics import GatewayMetrics
 from connectors.results import FROM_THE_BEGINNING, Change, Filter, Received, Results, ResultsConsumer, SessionView
 from schemas.records import Coverage, Partial
 from streams.errors import UserError
+from streams.kafka import UnreachableError
 from streams.settings import Settings
 from streams.topics import SESSIONS, TRANSCRIPTS
 
@@ -52,6 +53,7 @@ _log = logging.getLogger(__name__)
 
 _PING_S: Final = 30.0
 _TICK_S: Final = 1.0
+_REACH_AGAIN_S: Final = 5.0
 #: How long a client may take over closing; one that is too slow to read is likely too slow to answer.
 _CLOSE_S: Final = 2.0
 #: How long a closed session stays on the page, at most.
@@ -108,10 +110,10 @@ class Gateway:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Follow the result topics for as long as the context lasts.
+        """Follow the result topics for as long as the context lasts; begin as soon as the cluster answers.
 
         Raises:
-            UserError: the cluster does not answer, or a topic is missing.
+            UserError: the cluster refuses, or a topic is missing.
         """
         loop = asyncio.get_running_loop()
 
@@ -127,13 +129,24 @@ class Gateway:
             failed=lambda failure: loop.call_soon_threadsafe(self._fail, failure),
             since_ms={**FROM_THE_BEGINNING, SESSIONS: history_ms, TRANSCRIPTS: history_ms},
         )
-        await asyncio.to_thread(self._reader.start)
+        await self._begin(self._reader)
         ticking = asyncio.create_task(self._tick_forever())
         try:
             yield
         finally:
             ticking.cancel()
             await asyncio.to_thread(self._reader.stop)
+
+    async def _begin(self, reader: ResultsConsumer) -> None:
+        """Begin to read; wait for a cluster that is away: it may be starting, as the whole machine is."""
+        while True:
+            try:
+                await asyncio.to_thread(reader.start)
+            except UnreachableError as away:
+                _log.error("%s The gateway waits.", away)
+                await asyncio.sleep(_REACH_AGAIN_S)
+            else:
+                return
 
     def take(self, received: Received) -> None:
         """Take a record and tell whom it concerns."""
@@ -350,7 +363,7 @@ async def serve(settings: Settings, *, read: bool = True) -> AsyncIterator[tuple
         The gateway and the address of its page.
 
     Raises:
-        UserError: the address cannot be had, the cluster does not answer, or a topic is missing.
+        UserError: the address cannot be had, the cluster refuses, or a topic is missing.
     """
     gateway = Gateway(settings)
     runner = web.AppRunner(make_app(gateway), access_log=None)

@@ -3,7 +3,7 @@
 Like the checker, this shares no code with the pipeline. *Takeover* counts on frames captured after the strike only, and ends with the
 answer to the first of them from which on a whole second of frames was answered in time, and to all before it. *Stall* is the worst answer
 to any frame of the channels that the struck process did not own, until the next strike: so it holds the return of the stopped and the
-joining of successors.
+joining of successors. Frames that are on their way when something is struck count with that, not with what was struck before.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _times(mark: Mark, channels: Mapping[str, Answers], struck: Collection[int],
                 times.takeover_ms[name] = took_ms
                 times.unfinished += not finished
         elif not everybody and answers.partition not in struck:
-            during = (answers.captured_us >= mark.at_us - _ON_THE_WAY_US) & (answers.captured_us < until_us)
+            first_us, last_us = mark.at_us - _ON_THE_WAY_US, until_us - _ON_THE_WAY_US
+            during = (answers.captured_us >= first_us) & (answers.captured_us < last_us)
             worst_ms = float(answers.latency_ms[during].max(initial=0.0))
             if times.stall_ms is None or worst_ms > times.stall_ms:
                 times.stall_ms, times.stalled_channel = worst_ms, name

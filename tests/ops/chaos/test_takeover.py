@@ -82,6 +82,12 @@ def test_a_stall_is_the_worst_of_the_channels_that_nobody_owned_who_was_struck()
     assert (times.stall_ms, times.stalled_channel) == (pytest.approx(800), "2")
 
 
+def test_frames_on_their_way_when_the_next_is_struck_are_no_stall_of_the_one_before() -> None:
+    others = channel(2, {(14.8, 16): 5_000})
+    first, second = measure([mark(10, 1), mark(15, 3)], {"1": channel(1, {}), "2": others, "3": channel(3, {})}, END_US)
+    assert (first.stall_ms, second.stall_ms) == (pytest.approx(50), pytest.approx(5_000))
+
+
 def test_two_struck_at_once_are_no_others_to_each_other() -> None:
     channels = {"1": channel(1, {(10, 12): 2_000}), "2": channel(2, {(10, 12): 1_500}), "3": channel(3, {})}
     one, other = measure([mark(10, 1), mark(10.001, 2)], channels, END_US)
