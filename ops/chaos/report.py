@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +39,7 @@ def as_json(outcome: Outcome, arguments: dict[str, Any]) -> dict[str, Any]:
     verdict = outcome.verdict
     kills = [times for times in outcome.times if times.mark.what in ("kill", "stop")]
     planned = [times for times in outcome.times if times.mark.what in ("leave", "join")]
+    lag = _worst_lag(outcome)
     return {
         "kills": outcome.kills,
         "frames_lost": verdict.frames_lost,
@@ -63,7 +64,10 @@ def as_json(outcome: Outcome, arguments: dict[str, Any]) -> dict[str, Any]:
         "findings": verdict.findings,
         "deaths": outcome.deaths,
         "committed_lag": {
-            "s_max": _lag_s(outcome.lags, outcome),
+            "s_max": lag.seconds,
+            "topic": lag.topic,
+            "partition": lag.partition,
+            "at_s": lag.at_s,
             "records_at_end": max((lag.records for lag in outcome.lag_at_end), default=0),
         },
         "growth": [asdict(growth) for growth in outcome.growths],
@@ -82,7 +86,7 @@ def faults(outcome: Outcome) -> dict[str, Any]:
         found["broken_off"] = outcome.broken_off
     if outcome.deaths:
         found["deaths"] = len(outcome.deaths)
-    if (lag_s := _lag_s(outcome.lags, outcome)) > _LAG_BOUND_S:
+    if (lag_s := _worst_lag(outcome).seconds) > _LAG_BOUND_S:
         found["committed_lag_s"] = lag_s
     if leaks := [growth.life for growth in outcome.growths if _leaks(growth)]:
         found["leaks"] = leaks
@@ -128,21 +132,31 @@ def _latency(answers: dict[str, Answers]) -> dict[str, Any]:
     }
 
 
-def _lag_s(lags: list[Lag], outcome: Outcome) -> float:
-    """Return how old the oldest record ever was that a successor would have read again, to within the time between two looks."""
+class _Lag(NamedTuple):
+    """How old the oldest record was that a successor would have read again, and where and when that was."""
+
+    seconds: float
+    topic: str = ""
+    partition: int = -1
+    at_s: float = 0.0
+
+
+def _worst_lag(outcome: Outcome) -> _Lag:
+    """Return the worst lag of the run, to within the time between two looks."""
     during: dict[tuple[str, int], list[Lag]] = defaultdict(list)
-    for lag in lags:
+    for lag in outcome.lags:
         if outcome.begun_us <= lag.at_us <= outcome.ended_us:
             during[lag.topic, lag.partition].append(lag)
-    worst_us = 0
-    for looks in during.values():
+    worst = _Lag(0.0)
+    for (topic, partition), looks in during.items():
         for number, lag in enumerate(looks):
             committed = lag.end_offset - lag.records
             # The oldest record that is not committed came after the last look that did not see it yet.
             unseen_us = [before.at_us for before in looks[:number] if before.end_offset <= committed]
-            if lag.records:
-                worst_us = max(worst_us, lag.at_us - max(unseen_us, default=outcome.begun_us))
-    return round(worst_us / _US_PER_S, 1)
+            age_s = (lag.at_us - max(unseen_us, default=outcome.begun_us)) / _US_PER_S if lag.records else 0.0
+            if age_s > worst.seconds:
+                worst = _Lag(round(age_s, 1), topic, partition, round((lag.at_us - outcome.begun_us) / _US_PER_S, 1))
+    return worst
 
 
 def _mark(times: Times, begun_us: int) -> dict[str, Any]:

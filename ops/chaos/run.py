@@ -419,8 +419,8 @@ class Chaos:
 
         self._wait_for(alone)
         self._fleet.start(first)
-        # The group is not stable for the moment in which it lets the successor in.
-        self._wait_for(lambda: self._fleet.joins(role))
+        # The group is not stable for the moment in which it lets the successor in; between two looks that may be over already.
+        self._wait_for(lambda: self._fleet.joins(role) or first.life in self._fleet.owned(role))
         self._strike_workers(strike, {survivor: owned.get(survivor.life, ())}, note="while a successor joins")
         self._restart(strike, [survivor])
 

@@ -47,7 +47,7 @@ def test_what_programs_look_for_is_there() -> None:
     # The only broker has nobody who could take over, and is told of apart; it cost nothing here.
     assert result["outage_ms"]["count"] == 0
     # At 59 s, 20 records were not committed, and none of them was there at 55 s.
-    assert result["committed_lag"] == {"s_max": 4.0, "records_at_end": 0}
+    assert result["committed_lag"] == {"s_max": 4.0, "topic": "asr.audio", "partition": 1, "at_s": 59.0, "records_at_end": 0}
     assert result["faults"] == {}
     assert result["marks"][0]["takeover_ms"] == 2000
 
