@@ -243,21 +243,33 @@ def _table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def order_clips(audio_dir: Path, split: str) -> Iterator[Clip]:
-    """Yield the recorded orders of a split: ``train``, ``dev`` or ``test``."""
+class _Recording(NamedTuple):
+    """A file, and what is said in it."""
+
+    name: str
+    source: str
+    speaker: str
+    text: str
+    path: Path
+
+    def clip(self) -> Clip:
+        """Read and align it."""
+        return aligned(self.name, self.source, self.speaker, self.text, read_audio(self.path))
+
+
+def _orders(audio_dir: Path, split: str) -> Iterator[_Recording]:
     for row in _table(audio_dir / "orders" / "transcripts.tsv"):
         if row["split"] == split:
-            yield aligned(row["file"], "order", row["speaker"], row["transcript"], read_audio(audio_dir / "orders" / row["file"]))
+            yield _Recording(row["file"], "order", row["speaker"], row["transcript"], audio_dir / "orders" / row["file"])
 
 
-def digit_clips(audio_dir: Path, speakers: Iterable[str]) -> Iterator[Clip]:
-    """Yield the single recorded digits of the named speakers."""
+def _digits(audio_dir: Path, speakers: Iterable[str]) -> Iterator[_Recording]:
     for speaker in speakers:
         for path in sorted((audio_dir / "fsdd" / "recordings").glob(f"?_{speaker}_*.wav")):
-            yield aligned(path.name, "digit", speaker, DIGIT_NAMES[int(path.name[0])], read_audio(path))
+            yield _Recording(path.name, "digit", speaker, DIGIT_NAMES[int(path.name[0])], path)
 
 
-def prompt_clips(audio_dir: Path) -> Iterator[Clip]:
+def _prompts(audio_dir: Path) -> Iterator[_Recording]:
     """Yield the telephone prompts (digits among them) and the few other English recordings whose transcript is in plain words."""
     for row in _table(audio_dir / "MANIFEST.tsv"):
         path, text = row["path"], re.sub(r"[.,?!;:]+", " ", row["transcript"].lower().replace("-", " ").replace("\u2019", "'"))
@@ -265,19 +277,28 @@ def prompt_clips(audio_dir: Path) -> Iterator[Clip]:
         if not text or not _SPEAKABLE.fullmatch(text):
             continue
         if path.startswith("telephone/asterisk/digits_"):
-            yield aligned(path, "digit", "prompts", text, read_audio(audio_dir / path))
+            yield _Recording(path, "digit", "prompts", text, audio_dir / path)
         elif path.startswith("telephone/asterisk/"):
-            yield aligned(path, "prompt", "prompts", text, read_audio(audio_dir / path))
+            yield _Recording(path, "prompt", "prompts", text, audio_dir / path)
         elif path.startswith(("en/librivox", "en/librispeech", "en/arctic")):
-            yield aligned(path, "english", path.split("_")[1], text, read_audio(audio_dir / path))
+            yield _Recording(path, "english", path.split("_")[1], text, audio_dir / path)
 
 
-def recorded_clips(audio_dir: Path, held_out: Iterable[str]) -> Iterator[Clip]:
-    """Yield every recording that may be trained on."""
+def order_clips(audio_dir: Path, split: str) -> Iterator[Clip]:
+    """Yield the recorded orders of a split: ``train``, ``dev`` or ``test``."""
+    return (recording.clip() for recording in _orders(audio_dir, split))
+
+
+def digit_clips(audio_dir: Path, speakers: Iterable[str]) -> Iterator[Clip]:
+    """Yield the single recorded digits of the named speakers."""
+    return (recording.clip() for recording in _digits(audio_dir, speakers))
+
+
+def recorded_clips(audio_dir: Path, held_out: Iterable[str]) -> tuple[int, Iterator[Clip]]:
+    """Return how many recordings may be trained on, and those, read and aligned one by one."""
     speakers = sorted({path.name.split("_")[1] for path in (audio_dir / "fsdd" / "recordings").glob("*.wav")} - set(held_out))
-    yield from order_clips(audio_dir, "train")
-    yield from digit_clips(audio_dir, speakers)
-    yield from prompt_clips(audio_dir)
+    recordings = [*_orders(audio_dir, "train"), *_digits(audio_dir, speakers), *_prompts(audio_dir)]
+    return len(recordings), (recording.clip() for recording in recordings)
 
 
 def synthetic_clips(count: int, seed: int) -> Iterator[Clip]:

@@ -100,7 +100,8 @@ def prepare(
     data_dir.mkdir(parents=True, exist_ok=True)
     recorded = data_dir / "recorded.npz"
     if not recorded.exists():
-        clips.write_shard(recorded, track(list(clips.recorded_clips(audio_dir, held_out)), "recordings"))
+        count, found = clips.recorded_clips(audio_dir, held_out)
+        clips.write_shard(recorded, track(found, "recordings", total=count))
     for split in ("dev", "test"):
         path = data_dir.parent / f"{split}.npz"
         if not path.exists():
