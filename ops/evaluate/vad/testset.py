@@ -3,7 +3,7 @@
 It is rebuilt from the recordings of ``ops/train/vad/sources.tsv``: the same scenes each time, whose contents ``scenes.tsv`` names one by
 one. Within one ratio of speech to noise no recording is used twice, and no recorded noise is looped. There are two such sets, of other
 speakers, noises and pieces of music each: thresholds are chosen on the one of the split *development*; the *held-out* one only tells how
-good they are.
+good they are. The first is the harder one: half of what is said there is said faster or slower, much of it in rooms, more beside babble.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.vad.spectrum import HOP_SAMPLES
-from ops.train.vad.scenes import LINES, Clip, Line, Placed, Scene, babble, clips, compose, rms, send, string_digits
+from ops.train.vad.scenes import LINES, Clip, Line, Placed, Scene, at_speed, babble, clips, compose, rms, send, string_digits
 from ops.train.vad.sounds import SOUNDS
 from ops.train.vad.sources import Recording, Split, of_kind, read_audio, recordings
 from schemas.records import SAMPLE_RATE_HZ
@@ -29,7 +29,7 @@ Samples = NDArray[np.float32]
 Part = Literal["recorded", "generated"]
 
 #: Another edition is another draw of everything. Once its figures have led to a change, an edition is no longer blind.
-_EDITION: Final = 2
+_EDITION: Final = 3
 
 SNRS_DB: Final = (-5, 0, 5, 10, 15, 20)
 #: Generated noise lasts as long as it takes; recorded noise at most this, so that the longest do not outweigh the others.
@@ -42,6 +42,12 @@ _GAPS_S: Final = (0.7, 2.5)
 _SPEECH_DB: Final = (-34.0, -18.0)
 _NOISE_DB: Final = (-50.0, -25.0)
 _DIGITS_SHARE: Final = 0.15
+#: The development set is to be harder than what it stands for: so many clips come at another speed, so many scenes from a room, and babble
+#: so many times.
+_OTHER_SPEED_SHARE: Final = 0.5
+_SPEEDS: Final = (0.85, 1.2)
+_ROOM_SHARE: Final = 0.4
+_BABBLES: Final = 4
 #: Pauses up to this belong to a region, and what is shorter than the other is none.
 _JOINED_HOPS: Final = 30
 _SHORTEST_REGION_HOPS: Final = 10
@@ -94,11 +100,19 @@ def regions(speech: NDArray[np.bool_]) -> list[tuple[int, int]]:
 class _Deck:
     """Clips, each dealt once before any comes again."""
 
-    def __init__(self, rng: np.random.Generator, utterances: Sequence[Clip], digits: Sequence[Clip]) -> None:
+    def __init__(self, rng: np.random.Generator, utterances: Sequence[Clip], digits: Sequence[Clip], *, hard: bool) -> None:
         self._rng, self._utterances, self._digits = rng, utterances, digits
         self._left: list[int] = []
+        #: Whether some are spoken faster or slower.
+        self.hard: Final = hard
 
     def deal(self) -> Clip:
+        clip = self._next()
+        if self.hard and self._rng.random() < _OTHER_SPEED_SHARE:
+            return at_speed(clip, float(self._rng.uniform(*_SPEEDS)))
+        return clip
+
+    def _next(self) -> Clip:
         if self._rng.random() < _DIGITS_SHARE:
             return string_digits(self._rng, self._digits)
         self._left = self._left or self._rng.permutation(len(self._utterances)).tolist()
@@ -113,7 +127,7 @@ class _Noise:
     draw: Callable[[np.random.Generator], Samples]
 
 
-def _noises(found: Sequence[Recording], voices: Sequence[Clip], *, alone: bool) -> Iterator[_Noise]:
+def _noises(found: Sequence[Recording], voices: Sequence[Clip], *, alone: bool, babbles: int) -> Iterator[_Noise]:
     """Yield the noises: recorded ones whole if they are heard alone, else a stretch of the longer ones."""
     for recording in of_kind(found, "noise", "keyboard", "music", "tone"):
         samples = read_audio(recording.path)
@@ -125,7 +139,8 @@ def _noises(found: Sequence[Recording], voices: Sequence[Clip], *, alone: bool) 
     length = _GENERATED_SECONDS * SAMPLE_RATE_HZ
     for name, sound in SOUNDS.items():
         yield _Noise("generated", name, name, lambda rng, sound=sound: sound(rng, length))  # type: ignore[misc]
-    yield _Noise("generated", "babble", "babble", lambda rng: babble(rng, voices, length))
+    for number in range(1, babbles + 1):
+        yield _Noise("generated", "babble", f"babble {number}", lambda rng: babble(rng, voices, length))
 
 
 def _stretch(rng: np.random.Generator, samples: Samples) -> Samples:
@@ -142,11 +157,12 @@ def build(audio_dir: Path, snrs_db: Sequence[int] = SNRS_DB, split: Split = "hel
     """
     found = recordings(audio_dir, split)
     utterances, digits = clips(of_kind(found, "speech")), clips(of_kind(found, "digits"))
+    hard = split == "development"
     made: list[TestScene] = []
     for snr_db in (*snrs_db, None):
         rng = _generator(split, f"utterances {snr_db}")
-        deck = _Deck(rng, utterances, digits)
-        for noise in _noises(found, utterances, alone=snr_db is None):
+        deck = _Deck(rng, utterances, digits, hard=hard)
+        for noise in _noises(found, utterances, alone=snr_db is None, babbles=_BABBLES if hard else 1):
             name = f"{noise.name} at {snr_db} dB" if snr_db is not None else f"{noise.name} alone"
             line = LINES[len(made) % len(LINES)]
             made.append(_scene(name, noise, snr_db, line, deck, _generator(split, name)))
@@ -167,7 +183,7 @@ def _scene(name: str, noise: _Noise, snr_db: int | None, line: Line, deck: _Deck
     if snr_db is None:
         mixed = sound * gain
     else:
-        scene = compose(rng, length, deck.deal, _GAPS_S)
+        scene = compose(rng, length, deck.deal, _GAPS_S, reverberant=deck.hard and bool(rng.random() < _ROOM_SHARE))
         level = rms(scene.samples[np.repeat(scene.speech, HOP_SAMPLES)]) if scene.placed else np.float32(1)
         mixed = (scene.samples / level + sound * np.float32(10 ** (-snr_db / 20))) * gain
     mixed = send(np.clip(mixed, -1, 1), line)

@@ -10,7 +10,8 @@ import typer
 __all__ = ["main", "recipe"]
 
 _SHARDS: Final = 5
-_EPOCHS: Final = 13
+_HARD_SHARDS: Final = 3
+_EPOCHS: Final = 18
 
 
 def recipe(
@@ -21,6 +22,13 @@ def recipe(
     work_dir: Annotated[Path, typer.Option("--work-dir", help="Where examples and checkpoints are kept.")] = Path("var/train/vad"),
     output: Annotated[Path, typer.Option("--output", help="The model to write.")] = Path("agents/vad/tiny/tiny_vad.onnx"),
     shards: Annotated[int, typer.Option(min=1, help="How many shards of 400 scenes of 16 s to train on.")] = _SHARDS,
+    hard_shards: Annotated[
+        int, typer.Option(min=0, help="And on how many of hard scenes: louder noise, more often music and babble.")
+    ] = _HARD_SHARDS,
+    music_dir: Annotated[
+        Path | None,
+        typer.Option("--music-dir", exists=True, file_okay=False, help="Folder of more music without voices, for the hard scenes."),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = _EPOCHS,
 ) -> None:
     """Train TinyVAD and write it as ONNX. What is there already is kept: run it again and it goes on where it stopped."""
@@ -32,8 +40,8 @@ def recipe(
 
     torch.set_num_threads(1)  # the network is too small to share out
     console = Console(stderr=True)
-    prepare(audio_dir, work_dir, shards, console.print)
-    export(train(work_dir, shards, epochs, console.print), output)
+    prepare(audio_dir, work_dir, shards, hard_shards, console.print, music_dir)
+    export(train(work_dir, shards, hard_shards, epochs, console.print), output)
     console.print(f"wrote {output}, {output.stat().st_size:,} bytes")
 
 

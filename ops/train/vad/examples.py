@@ -35,6 +35,9 @@ _SPEECH_DB: Final = (-42.0, -12.0)
 _NOISE_DB: Final = (-65.0, -15.0)
 #: How often what is drawn, if a scene has noise: recorded rooms, recorded music, music composed for the scene, babble; else generated.
 _NOISES: Final = (0.22, 0.14, 0.20, 0.09)
+#: Hard scenes: where detectors fail most.
+_HARD_SNR_DB: Final = (-8.0, 5.0)
+_HARD_NOISES: Final = (0.15, 0.30, 0.15, 0.22)
 #: So many scenes are denoised, as they are where the detector works by default.
 _DENOISED: Final = 0.65
 #: So many scenes hold no speech.
@@ -56,29 +59,38 @@ class Examples(NamedTuple):
 
 
 class Material:
-    """The recordings of a split, and scenes drawn from them."""
+    """The recordings of a split, and scenes drawn from them.
 
-    def __init__(self, audio_dir: Path, split: Split) -> None:
+    Args:
+        audio_dir: where the recordings are.
+        split: which of them.
+        music_dir: a folder of more music, for hard scenes.
+    """
+
+    def __init__(self, audio_dir: Path, split: Split, music_dir: Path | None = None) -> None:
         found = recordings(audio_dir, split)
         self._utterances = clips(of_kind(found, "speech"))
         self._digits = clips(of_kind(found, "digits"))
         self._noises = [read_audio(each.path) for each in of_kind(found, "noise", "keyboard", "tone")]
         self._music = [read_audio(each.path) for each in of_kind(found, "music")]
+        more = sorted(path for path in music_dir.iterdir() if path.is_file()) if music_dir else []
+        self._all_music = self._music + [read_audio(path) for path in more]
 
     def speech(self, rng: np.random.Generator, voice: Sequence[Clip]) -> Clip:
         """Draw something to say: an utterance, or a number; most of them by a voice that is not quite the speaker's."""
         clip = string_digits(rng, self._digits) if rng.random() < 0.3 else voice[int(rng.integers(len(voice)))]
         return at_speed(clip, float(rng.uniform(0.86, 1.18))) if rng.random() < 0.7 else clip
 
-    def noise(self, rng: np.random.Generator, length: int) -> Samples:
+    def noise(self, rng: np.random.Generator, length: int, *, hard: bool = False) -> Samples:
         """Draw something to hear besides speech."""
-        kind = int(np.searchsorted(np.cumsum(_NOISES), rng.random(), side="right"))
+        kind = int(np.searchsorted(np.cumsum(_HARD_NOISES if hard else _NOISES), rng.random(), side="right"))
+        music = self._all_music if hard else self._music
         if kind == 0:
             noise = self._stretch(rng, self._noises, length)
         elif kind == 1:
-            noise = self._stretch(rng, self._music, length, keeps_time=rng.random() < 0.5)
+            noise = self._stretch(rng, music, length, keeps_time=rng.random() < 0.5)
             if rng.random() < 0.3:
-                noise = noise + self._stretch(rng, self._music, length) * np.float32(rng.uniform(0.2, 1.5))
+                noise = noise + self._stretch(rng, music, length) * np.float32(rng.uniform(0.2, 1.5))
         elif kind == 2:
             noise = played(rng, length)
         elif kind == 3:
@@ -87,20 +99,21 @@ class Material:
             noise = SOUNDS[rng.choice(sorted(SOUNDS))](rng, length)
         return tilted(rng, noise) if rng.random() < 0.5 else noise
 
-    def scene(self, rng: np.random.Generator) -> Scene:
-        """Draw a scene."""
+    def scene(self, rng: np.random.Generator, *, hard: bool = False) -> Scene:
+        """Draw a scene; a hard one has louder noise, more often music and babble."""
         gaps_s = (0.3, float(rng.uniform(0.8, 4)))
         if rng.random() < _SPEECHLESS:
             gaps_s = (SCENE_SECONDS, SCENE_SECONDS)
         scene = compose(rng, _SCENE_SAMPLES, lambda: self.speech(rng, self._utterances), gaps_s, reverberant=rng.random() < 0.3)
-        noise = self.noise(rng, _SCENE_SAMPLES)
+        noise = self.noise(rng, _SCENE_SAMPLES, hard=hard)
         noise = noise / rms(noise)
         if rng.random() < 0.35:
-            more = self.noise(rng, _SCENE_SAMPLES)
+            more = self.noise(rng, _SCENE_SAMPLES, hard=hard)
             noise = noise + more / rms(more) * np.float32(10 ** (rng.uniform(-12, 6) / 20))
             noise /= rms(noise)
         if scene.placed:
-            snr_db = rng.uniform(*(_CLEAN_SNR_DB if rng.random() < 0.1 else _SNR_DB))
+            snrs_db = _HARD_SNR_DB if hard else _CLEAN_SNR_DB if rng.random() < 0.1 else _SNR_DB
+            snr_db = rng.uniform(*snrs_db)
             active = np.repeat(scene.speech, HOP_SAMPLES)
             level = rms(scene.samples[active])
             mixed = scene.samples + noise * level * np.float32(10 ** (-snr_db / 20))
@@ -148,12 +161,12 @@ def bands_of(heard: Samples) -> NDArray[np.float32]:
     return band_powers(power_spectra(sliding_window_view(heard, WINDOW_SAMPLES)[::HOP_SAMPLES]))
 
 
-def make(material: Material, seed: int, count: int) -> Examples:
-    """Draw scenes; each seed gives its own, half of them denoised."""
+def make(material: Material, seed: int, count: int, hard_share: float = 0.0) -> Examples:
+    """Draw scenes; each seed gives its own, so many of them hard."""
     bands, speech, doubtful = [], [], []
     for number in range(count):
         rng = np.random.default_rng((seed, number))
-        scene = material.scene(rng)
+        scene = material.scene(rng, hard=number < hard_share * count)
         heard = hear(scene.samples, denoise=bool(rng.random() < _DENOISED))
         bands.append(np.log(bands_of(heard) + np.float32(LOG_GUARD)).astype(np.float16))
         speech.append(scene.speech)

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from agents.vad.tiny.network import BLOCK_HOPS, DELAY_BLOCKS, STATE_SIZE, TinyVad
 from ops.train.vad.examples import Examples, Material, make
-from ops.train.vad.sources import Split
 
 __all__ = ["prepare", "train"]
 
 SHARD_SCENES: Final = 400
-#: The seed of the shard that chooses the best epoch, made of the development split; training shards count from 0.
-_CHECK_SEED: Final = 1_000_000
-_CHECK_SCENES: Final = 150
+#: Seeds: training shards count from 0, hard ones from here.
+_HARD_SEED: Final = 500_000
+#: The shard that chooses the best epoch, made of the development split; half its scenes are hard.
+_CHECK_SEED: Final = 1_000_001
+_CHECK_SCENES: Final = 200
+_CHECK_HARD: Final = 0.5
 #: After so many of all epochs, the scenes whose noise passes most for speech are mined: so large a share of all comes once more an epoch.
 _MINED_AFTER: Final = 0.35
 _MINED: Final = 0.2
@@ -43,23 +45,40 @@ _JOINED_HOPS: Final = 20
 Say = Callable[[str], None]
 
 
-def prepare(audio_dir: Path, work_dir: Path, shards: int, say: Say) -> None:
-    """Make the shards that are missing."""
+def prepare(audio_dir: Path, work_dir: Path, shards: int, hard_shards: int, say: Say, music_dir: Path | None = None) -> None:
+    """Make the shards that are missing.
+
+    Args:
+        audio_dir: the recordings of ``sources.tsv``.
+        work_dir: where shards are kept.
+        shards: how many to train on.
+        hard_shards: and how many of hard scenes.
+        say: is told what is going on.
+        music_dir: a folder of more music, for the hard ones.
+    """
     work_dir.mkdir(parents=True, exist_ok=True)
-    _make_missing(audio_dir, work_dir, "development", [_CHECK_SEED], _CHECK_SCENES, say)
-    _make_missing(audio_dir, work_dir, "train", range(shards), SHARD_SCENES, say)
+    if missing := _missing(work_dir, [_CHECK_SEED]):
+        say("reading and labelling the recordings of development")
+        _make(Material(audio_dir, "development"), work_dir, missing, _CHECK_SCENES, say)
+    if missing := _missing(work_dir, _seeds(shards, hard_shards)):
+        say("reading and labelling the recordings to train on")
+        _make(Material(audio_dir, "train", music_dir), work_dir, missing, SHARD_SCENES, say)
 
 
-def _make_missing(audio_dir: Path, work_dir: Path, split: Split, seeds: Iterable[int], scenes: int, say: Say) -> None:
-    missing = [seed for seed in seeds if not _shard(work_dir, seed).exists()]
-    if not missing:
-        return
-    say(f"reading and labelling recordings of the split {split}")
-    material = Material(audio_dir, split)
-    for seed in missing:
+def _seeds(shards: int, hard_shards: int) -> list[int]:
+    return [*range(shards), *range(_HARD_SEED, _HARD_SEED + hard_shards)]
+
+
+def _missing(work_dir: Path, seeds: Iterable[int]) -> list[int]:
+    return [seed for seed in seeds if not _shard(work_dir, seed).exists()]
+
+
+def _make(material: Material, work_dir: Path, seeds: Iterable[int], scenes: int, say: Say) -> None:
+    for seed in seeds:
         path = _shard(work_dir, seed)
         say(f"making {path.name}, {scenes} scenes")
-        _save(path, make(material, seed, scenes))
+        hard_share = _CHECK_HARD if seed == _CHECK_SEED else float(seed >= _HARD_SEED)
+        _save(path, make(material, seed, scenes, hard_share))
 
 
 def _shard(work_dir: Path, seed: int) -> Path:
@@ -136,7 +155,7 @@ class _Shards:
         return np.concatenate(fooled)
 
 
-def train(work_dir: Path, shards: int, epochs: int, say: Say) -> TinyVad:
+def train(work_dir: Path, shards: int, hard_shards: int, epochs: int, say: Say) -> TinyVad:
     """Train on the shards; go on from the last saved epoch, if there is one.
 
     Returns:
@@ -145,7 +164,7 @@ def train(work_dir: Path, shards: int, epochs: int, say: Say) -> TinyVad:
     torch.manual_seed(1)
     network = TinyVad()
     optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-3)
-    heard = _Shards([_load(_shard(work_dir, seed)) for seed in range(shards)])
+    heard = _Shards([_load(_shard(work_dir, seed)) for seed in _seeds(shards, hard_shards)])
     check = _Shards([_load(_shard(work_dir, _CHECK_SEED))])
 
     saved = work_dir / "last.pt"
