@@ -76,7 +76,7 @@ def everything(
         more_numbers(audio_dir, data_dir, best, begin=run_dir / "best", updates=number_updates, seed=seed, threads=threads, workers=workers)
     ngram(data_dir, best / _NGRAM)
     export(model_dir, best)
-    typer.echo(f"The model is in {model_dir}: asr eval wer --audio-dir {audio_dir} --model-dir {model_dir}")
+    typer.echo(f"The model is in {model_dir}. Measure it: ASR_MODEL_DIR={model_dir} asr eval wer --audio-dir {audio_dir}")
 
 
 @app.command()
