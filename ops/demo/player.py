@@ -20,6 +20,8 @@ __all__ = ["Played", "Player"]
 _LEAD_US: Final = 300_000
 #: The next call is put on its line this long before the last one ends.
 _AHEAD_US: Final = 3_000_000
+#: It is put together this long before: not all lines' at the same time, for that takes the processor from what is being shown.
+_PREPARE_US: Final = 10_000_000
 _US_PER_S: Final = 1_000_000
 _US_PER_MS: Final = 1_000
 
@@ -116,10 +118,9 @@ class Player:
         for line in self._lines:
             if line.parties and line.starts_us < now_us + _AHEAD_US:
                 self._play(line)
-        # One at a time: it takes the processor from the recorder for a moment.
-        unprepared = next((line for line in self._lines if not line.parties and not line.is_over), None)
-        if unprepared is not None:
-            unprepared.prepare()
+        unprepared = [line for line in self._lines if not line.parties and not line.is_over and line.starts_us < now_us + _PREPARE_US]
+        if unprepared:
+            min(unprepared, key=lambda line: line.starts_us).prepare()
 
     def stop(self) -> None:
         """Hang up everywhere."""
