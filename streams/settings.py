@@ -110,7 +110,9 @@ class Settings(BaseSettings):
 
     # Voice activity detection
     vad: Literal["fusion", "traditional", "tiny", "silero", "off"] = Field(
-        "fusion", description="Detectors: TinyVAD and the traditional one, or one alone; off: all audio is one segment up to the cap."
+        "fusion",
+        description="Detectors: TinyVAD and the traditional one, or one alone; off: all audio is one segment up to the cap, which the engine "
+        "conformer cuts into utterances by endpoint rules.",
     )
     vad_backend: Literal["onnx", "openvino", "torch"] = Field("onnx", description="What runs TinyVAD.")
     vad_denoise: bool = Field(True, description="Denoise (FFmpeg afftdn) what the detectors hear; the recogniser hears the original.")
@@ -119,7 +121,7 @@ class Settings(BaseSettings):
     )
     vad_threshold: float = Field(0.5, gt=0.0, lt=1.0, description="The neural detector calls speech what is more probable than this.")
     vad_onset: float = Field(
-        0.94, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
+        0.9, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
     )
     vad_margin_db: float = Field(
         0.0, ge=-20.0, le=20.0, description="Speech must stand out from noise by so much more than usual for the traditional detector."
