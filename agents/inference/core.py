@@ -8,7 +8,9 @@ segment begins: at the oldest one whose final is not out.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,9 +21,9 @@ import msgspec
 
 from agents.inference import metrics
 from agents.inference.batcher import Batcher
-from agents.inference.engine import Block, Engine, FinalText, Finish, Hypothesis, Opening, SegmentKey
+from agents.inference.engine import MOST_UTTERANCES, Block, Engine, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.hotwords import Compiler, CompilerProcess, LiveHotwords
-from agents.inference.process import EngineProcess, engine_spec, hotword_model, second_pass_settings
+from agents.inference.process import EngineProcess, cuts_utterances, engine_spec, hotword_model, second_pass_settings
 from agents.inference.refining import SecondPass
 from schemas.records import (
     SAMPLE_RATE_HZ,
@@ -57,6 +59,8 @@ __all__ = ["Facts", "InferenceCore"]
 _R = TypeVar("_R", bound=SessionRecord)
 
 _HOP_SAMPLES: Final = SAMPLE_RATE_HZ // 100
+#: A block is 200 ms; endpoint rules end utterances at the end of one.
+_BLOCK_SAMPLES: Final = 20 * _HOP_SAMPLES
 _STATE_VERSION: Final = 1
 #: A log event is to be about 200 bytes: half of them text.
 _LOG_TEXT_CHARS: Final = 100
@@ -96,12 +100,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Saved(msgspec.Struct, frozen=True, array_like=True):
-    """A session in a snapshot; ``words`` and ``flags`` are what the finals so far added up to."""
+    """A session in a snapshot; all but ``facts`` is what the finals so far added up to, as in :class:`_Session`."""
 
     version: int
     facts: Facts
     words: int
     flags: tuple[str, ...]
+    further: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +170,8 @@ class _Session:
     next_offset: int
     words: int = 0
     flags: tuple[str, ...] = ()
+    #: Finals beyond one of each segment: endpoint rules may make several.
+    further: int = 0
     segment: _Segment | None = None
     answers: deque[_Answer] = field(default_factory=deque)
     outcomes: deque[_Outcome] = field(default_factory=deque)
@@ -207,6 +214,8 @@ class InferenceCore(Core):
         self._sessions: dict[SessionKey, _Session] = {}
         self._segments: dict[SegmentKey, tuple[_Segment, _Outcome | None]] = {}
         self._openings = itertools.count()
+        #: How far apart the numbers of segments are, so that each utterance of one has a number, and a key, of its own.
+        self._numbers_each = MOST_UTTERANCES if cuts_utterances(settings) else 1
         self._restarts_seen = 0
 
     @property
@@ -261,7 +270,7 @@ class InferenceCore(Core):
                 "Run the release that wrote it until its sessions are over.",
             )
         saved = msgspec.msgpack.decode(state.state, type=_Saved)
-        self._sessions[key] = _Session(saved.facts, state.from_offset, saved.words, saved.flags)
+        self._sessions[key] = _Session(saved.facts, state.from_offset, saved.words, saved.flags, saved.further)
 
     def drop(self, key: SessionKey) -> None:
         """Forget a session; results that still come find nobody."""
@@ -300,7 +309,7 @@ class InferenceCore(Core):
         if session.outcomes:
             oldest = session.outcomes[0]  # a final that is not out: nothing else stays at the head
             offset, facts = oldest.from_offset, oldest.before or facts
-        saved = _Saved(_STATE_VERSION, facts, session.words, session.flags)
+        saved = _Saved(_STATE_VERSION, facts, session.words, session.flags, session.further)
         return SessionState(offset, offset, msgspec.msgpack.encode(saved))
 
     def _start_engine(self, settings: Settings) -> Engine:
@@ -482,7 +491,7 @@ class InferenceCore(Core):
             cause,
             "final",
             session.facts,
-            segment=segment.key.segment,
+            segment=segment.key.segment * self._numbers_each,
             start_sample=segment.start_sample,
             end_sample=end_sample,
             hotword_version=hotword_version,
@@ -518,7 +527,7 @@ class InferenceCore(Core):
                 cause,
                 "cancelled",
                 session.facts,
-                segment=record.segment,
+                segment=record.segment * self._numbers_each,
                 start_sample=record.start_sample,
                 end_sample=max(record.start_sample, record.position_samples),
             )
@@ -626,7 +635,7 @@ class InferenceCore(Core):
             segment.latest.record,
             segment.start_sample,
             stamps,
-            segment=segment.key.segment,
+            segment=segment.key.segment * self._numbers_each,
             text=hypothesis.text,
             stable_text=hypothesis.stable_text,
             end_sample=hypothesis.end_sample,
@@ -647,22 +656,30 @@ class InferenceCore(Core):
                 self._emitter.emit(cause, (self._cancelled(outcome), log))
             else:
                 self._emit_final(session, outcome, outcome.final)
-                if self._begins_second_pass(outcome):
-                    continue  # it is done when that is
+                if self._begins_second_passes(outcome, outcome.final):
+                    continue  # it is done when they are
             self._emitter.done(cause)
 
     def _emit_final(self, session: _Session, outcome: _Outcome, final: FinalText) -> None:
         record = outcome.cause.record
+        utterances = _utterances(outcome, final)
         session.words += len(final.words)
-        event, told = "final", final.text
+        session.further += len(utterances) - 1
+        event = "final"
         if final.error:
             metrics.FAILED_SEGMENTS.inc()
             session.flags = tuple(sorted({*session.flags, _ENGINE_FAILED}))
-            event, told = "failed", final.error
-        log = self._log(record, outcome.start_sample, event, told, final.confidence)
-        self._emitter.emit(outcome.cause, (self._final(outcome, final), self._session(session, record, outcome.facts), log))
+            event = "failed"
+        finals = [self._final(each, said) for each, said in utterances]
+        logs = [self._log(record, each.start_sample, event, said.error or said.text, said.confidence) for each, said in utterances]
+        self._emitter.emit(outcome.cause, (*finals, self._session(session, record, outcome.facts), *logs))
 
     # ------------------------------------------------------------------ the second pass
+
+    def _begins_second_passes(self, outcome: _Outcome, final: FinalText) -> bool:
+        """Let a segment, or each utterance of it, begin its second pass; return whether any does."""
+        begun = [self._begins_second_pass(each) for each, _ in _utterances(outcome, final)]
+        return any(begun)
 
     def _begins_second_pass(self, outcome: _Outcome) -> bool:
         if self._second is None or outcome.key is None or not outcome.blocks:
@@ -685,7 +702,8 @@ class InferenceCore(Core):
             final = self._final(outcome, refined)
             fields = {"engine": self._second.engine.name, "model_digest": self._second.engine.model_digest, "hotword_version": ""}
             self._emitter.emit(outcome.cause, (msgspec.structs.replace(final, kind="refined", **fields),))
-        self._emitter.done(outcome.cause)
+        if not any(other.cause is outcome.cause for other in self._refining.values()):
+            self._emitter.done(outcome.cause)
 
     # ------------------------------------------------------------------ records
 
@@ -766,7 +784,7 @@ class InferenceCore(Core):
             covered_to_sample=facts.covered_to_sample,
             decoded_to_sample=facts.decoded_to_sample,
             segments=facts.segments,
-            finals=facts.finals,
+            finals=facts.finals + session.further,
             cancelled=facts.cancelled,
             words=session.words,
             gaps=facts.gaps,
@@ -779,6 +797,28 @@ class InferenceCore(Core):
     def _log(self, of: SessionRecord, position: int, event: str, text: str = "", confidence: float = 0.0) -> LogEvent:
         told = text if len(text) <= _LOG_TEXT_CHARS else text[: _LOG_TEXT_CHARS - 1] + "…"
         return self._record(LogEvent, of, position, of.stamps, at_us=_now_us(), event=event, text=told, confidence=confidence)
+
+
+def _utterances(outcome: _Outcome, final: FinalText) -> list[tuple[_Outcome, FinalText]]:
+    """Return the utterances of a segment, each as a segment of its own; the segment itself where no endpoint rules cut it."""
+    if not final.utterances or outcome.key is None:
+        return [(outcome, final)]
+    found = []
+    for number, said in enumerate(final.utterances, outcome.segment):
+        key = outcome.key._replace(segment=number)
+        first, last = ((sample - outcome.start_sample) / _BLOCK_SAMPLES for sample in (said.start_sample, said.end_sample))
+        blocks = outcome.blocks[int(first) : math.ceil(last)]
+        part = dataclasses.replace(
+            outcome,
+            segment=number,
+            start_sample=said.start_sample,
+            end_sample=said.end_sample,
+            key=key,
+            blocks=[msgspec.structs.replace(block, key=key, chunk=chunk) for chunk, block in enumerate(blocks)],
+        )
+        fields = {"text": said.text, "raw_text": said.raw_text, "words": said.words, "confidence": said.confidence}
+        found.append((part, msgspec.structs.replace(final, key=key, utterances=(), **fields)))
+    return found
 
 
 def _now_us() -> int:

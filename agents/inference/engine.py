@@ -14,10 +14,24 @@ import msgspec
 
 from schemas.records import Word
 
-__all__ = ["HOTWORD_VERSIONS_KEPT", "Block", "Engine", "EngineError", "FinalText", "Finish", "Hypothesis", "Opening", "SegmentKey"]
+__all__ = [
+    "HOTWORD_VERSIONS_KEPT",
+    "MOST_UTTERANCES",
+    "Block",
+    "Engine",
+    "EngineError",
+    "FinalText",
+    "Finish",
+    "Hypothesis",
+    "Opening",
+    "SegmentKey",
+    "Utterance",
+]
 
 #: Lists of hotwords that an engine remembers, those that it learnt last: far more than are pushed within the length of a segment.
 HOTWORD_VERSIONS_KEPT: Final = 16
+#: Utterances that endpoint rules may make of one segment: each ends with a second of silence, so 20 s hold 20 of them at most.
+MOST_UTTERANCES: Final = 100
 
 
 class EngineError(RuntimeError):
@@ -79,10 +93,23 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     hotword_version: str = ""
 
 
+class Utterance(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A part of a segment that says something, as endpoint rules found it; fields as in :class:`FinalText`."""
+
+    start_sample: int
+    end_sample: int
+    text: str
+    raw_text: str
+    words: tuple[Word, ...]
+    confidence: float
+
+
 class FinalText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What was said in a segment: a function of its audio, the model and the hotword version, of nothing else.
 
     ``error`` says why there is no text where the engine could not decode the segment; ``confidence`` stands outside the function.
+    ``utterances`` are what endpoint rules made of the segment, in order, ``MOST_UTTERANCES`` at most; none where no rules act, or nothing
+    was said. ``text`` and all else is of the whole segment.
     """
 
     key: SegmentKey
@@ -92,6 +119,7 @@ class FinalText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     confidence: float
     language: str
     error: str = ""
+    utterances: tuple[Utterance, ...] = ()
 
 
 class Engine(Protocol):

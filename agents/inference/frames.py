@@ -17,7 +17,11 @@ __all__ = [
     "Compiled",
     "EngineSpec",
     "FromEngine",
+    "FromWorker",
     "Learn",
+    "Lodged",
+    "LodgedReplay",
+    "LodgedStep",
     "Open",
     "Ready",
     "Refused",
@@ -94,6 +98,35 @@ class Learn(msgspec.Struct, frozen=True, array_like=True, tag=5):
 Request = Open | Step | Settle | Close | Replay | Learn
 
 
+class Lodged(msgspec.Struct, frozen=True, array_like=True):
+    """A block whose features and audio lie in shared memory, right behind those of the block before (``arena.py``)."""
+
+    key: SegmentKey
+    chunk: int
+    hops: int
+    features_bytes: int
+    pcm_bytes: int
+    quiet: bool
+
+
+class LodgedStep(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """A ``Step`` whose blocks lie in shared memory."""
+
+    number: int
+    blocks: tuple[Lodged, ...]
+
+
+class LodgedReplay(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """A ``Replay`` whose blocks lie in shared memory."""
+
+    number: int
+    opening: Opening
+    blocks: tuple[Lodged, ...]
+
+
+FromWorker = Request | LodgedStep | LodgedReplay
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The engine is loaded; the first word of its process."""
 
@@ -155,7 +188,7 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder: Final = msgspec.msgpack.Encoder()
 #: Decodes what the engine's process gets.
-to_engine: Final = msgspec.msgpack.Decoder(Request)
+to_engine: Final = msgspec.msgpack.Decoder(FromWorker)
 #: Decodes what the worker gets.
 to_worker: Final = msgspec.msgpack.Decoder(FromEngine)
 
@@ -166,7 +199,7 @@ def pack(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket) -> bytes:
+def receive(connection: socket.socket) -> bytearray:
     """Return the body of the next frame.
 
     Raises:
@@ -176,7 +209,7 @@ def receive(connection: socket.socket) -> bytes:
     return _exactly(connection, length)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int) -> bytearray:
     body = bytearray(size)
     view = memoryview(body)
     done = 0
@@ -188,4 +221,4 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
         if not got:
             raise EOFError
         done += got
-    return bytes(body)
+    return body

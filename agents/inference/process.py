@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from agents.inference.arena import Arena
 from agents.inference.engine import HOTWORD_VERSIONS_KEPT, Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from agents.inference.frames import (
     Answer,
@@ -47,7 +48,7 @@ from agents.inference.frames import (
 from agents.inference.models import resolve, wenet_directory
 from streams.settings import Settings
 
-__all__ = ["EngineProcess", "engine_spec", "hotword_model", "second_pass_settings"]
+__all__ = ["EngineProcess", "cuts_utterances", "engine_spec", "hotword_model", "second_pass_settings"]
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,11 @@ def second_pass_settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"engine": settings.final_engine, "model": settings.final_model, "partial_interval_ms": 0})
 
 
+def cuts_utterances(settings: Settings) -> bool:
+    """Return whether endpoint rules cut segments into utterances: no detector ends them, and the engine has what rules look at."""
+    return settings.vad == "off" and settings.engine == "conformer"
+
+
 def hotword_model(settings: Settings) -> Path | None:
     """Return the model that hotwords are compiled for, or None if the engine makes nothing of them.
 
@@ -134,6 +140,7 @@ def _conformer_options(settings: Settings) -> dict[str, Any]:
         "reverse_weight": settings.reverse_weight,
         "rescoring": settings.rescoring,
         "longest_ms": settings.vad_max_segment_ms,
+        "endpoints": cuts_utterances(settings),
         "language": settings.language,
         "numbers": settings.itn,
         "punctuation": settings.punctuation,
@@ -169,6 +176,7 @@ class _Child:
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
+    arena: Arena
     ready: Ready
     born_s: float
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -176,7 +184,7 @@ class _Child:
     def send(self, request: Request) -> None:
         with self.sending:
             try:
-                self.connection.sendall(pack(request))
+                self.connection.sendall(pack(self.arena.lodge(request)))
             except OSError:
                 log.debug("a request was not sent: the engine is gone, as its reader will find")
 
@@ -185,6 +193,7 @@ class _Child:
         self.process.kill()
         status = self.process.wait()
         self.connection.close()
+        self.arena.close()
         return status
 
 
@@ -382,11 +391,12 @@ class EngineProcess:
 
     def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
+        arena = Arena()
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED} | _ENVIRONMENT
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "agents.inference.serve", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "agents.inference.serve", str(theirs.fileno()), str(os.getpid()), str(arena.descriptor)],
+                pass_fds=[theirs.fileno(), arena.descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,  # standard output is the worker's
                 env=environment,
@@ -402,6 +412,7 @@ class EngineProcess:
             status = process.poll()
             process.kill()
             ours.close()
+            arena.close()
             if isinstance(silent, TimeoutError):
                 raise EngineError(f"the engine was not loaded after {_START_TIMEOUT_S:.0f} s") from silent
             raise EngineError(
@@ -410,8 +421,9 @@ class EngineProcess:
         if not isinstance(first, Ready):
             process.wait()
             ours.close()
+            arena.close()
             raise EngineError(first.reason if isinstance(first, Refused) else "the engine's process speaks another version's language")
-        child = _Child(process, ours, first, time.monotonic())
+        child = _Child(process, ours, arena, first, time.monotonic())
         with self._lock:
             self._spawned = child
         threading.Thread(target=self._read, args=(child,), name=f"engine-reader-{process.pid}", daemon=True).start()
@@ -429,6 +441,7 @@ class EngineProcess:
                 break
             if not isinstance(answer, Answer):
                 continue
+            child.arena.free(answer.number)
             with self._lock:
                 call = self._calls.get(answer.number)
                 if call is None:

@@ -1,4 +1,4 @@
-"""The engine's own process: ``python -m agents.inference.serve FD PARENT``. It knows nothing of Kafka or Faust.
+"""The engine's own process: ``python -m agents.inference.serve FD PARENT ARENA``. It knows nothing of Kafka or Faust.
 
 It answers requests from the socket ``FD`` in lanes, one thread for the live ones and some for finals. It lives exactly as long as the
 worker: it takes no signal from a terminal, and dies with its parent whatever happens.
@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from agents.inference.arena import Arena
 from agents.inference.engine import Block, Engine
 from agents.inference.frames import (
     Answer,
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> int:
     except Exception as refused:  # noqa: BLE001 its cause is the worker's to report
         connection.sendall(pack(Refused(_printable(str(refused)) or type(refused).__name__)))
         return 1
-    _Lanes(engine, connection).run()
+    _Lanes(engine, connection, Arena(int(arguments[2]))).run()
     # Threads may be deep in a decoding that nobody waits for any more.
     os._exit(0)
 
@@ -80,9 +81,10 @@ def main(arguments: list[str]) -> int:
 class _Lanes:
     """Threads that call the engine."""
 
-    def __init__(self, engine: Engine, connection: socket.socket) -> None:
+    def __init__(self, engine: Engine, connection: socket.socket, arena: Arena) -> None:
         self._engine = engine
         self._connection = connection
+        self._arena = arena
         self._sending = threading.Lock()
         self._live: _Queue = queue.SimpleQueue()
         self._finals: _Queue = queue.SimpleQueue() if engine.finals_lanes else self._live
@@ -96,7 +98,7 @@ class _Lanes:
         self._send(pack(Ready(engine.name, engine.model_digest, engine.finals_lanes, engine.finals_batch, engine.blocks_at_once)))
         while True:
             try:
-                request = to_engine.decode(receive(self._connection))
+                request = self._arena.fetch(to_engine.decode(receive(self._connection)))
             except EOFError:
                 return
             (self._finals if isinstance(request, Settle) else self._live).put(request)

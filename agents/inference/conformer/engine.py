@@ -38,7 +38,7 @@ from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.lm import NgramLm
 from agents.inference.decoding.prefix_beam import BeamOptions, PrefixBeamSearch
 from agents.inference.decoding.units import UnitTable
-from agents.inference.engine import HOTWORD_VERSIONS_KEPT, Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey
+from agents.inference.engine import HOTWORD_VERSIONS_KEPT, Block, EngineError, FinalText, Finish, Hypothesis, Opening, SegmentKey, Utterance
 from agents.inference.postprocess import Writer, WritingOptions, Written, joined
 from schemas.records import SAMPLE_RATE_HZ, Word
 
@@ -51,6 +51,7 @@ _Features = npt.NDArray[np.float32]
 _HOP_SAMPLES: Final = SAMPLE_RATE_HZ // 100
 _SAMPLES_PER_MS: Final = SAMPLE_RATE_HZ // 1_000
 _ENCODER_FRAME_MS: Final = 40
+_ENCODER_FRAME_SAMPLES: Final = _ENCODER_FRAME_MS * _SAMPLES_PER_MS
 _FLOAT_BYTES: Final = 4
 _LM_FILE: Final = "lm.arpa"
 #: 5 s of audio: about as much work as a step of 25 segments.
@@ -134,6 +135,7 @@ class ConformerOptions(msgspec.Struct, frozen=True, kw_only=True):
         lm_weight: what its log-probabilities count.
         lm_word_bonus: what each word gets beside them, so that few words are not preferred.
         longest_ms: the longest segment that is expected.
+        endpoints: whether endpoint rules cut finals into utterances, for want of a detector that ends segments where speech ends.
         language: BCP 47 tag for sessions that name none.
         numbers: write numbers in finals as digits.
         punctuation: set punctuation in finals.
@@ -157,6 +159,7 @@ class ConformerOptions(msgspec.Struct, frozen=True, kw_only=True):
     lm_weight: float = 0.5
     lm_word_bonus: float = 0.5
     longest_ms: int = 20_000
+    endpoints: bool = False
     language: str = ""
     numbers: bool = True
     punctuation: bool = True
@@ -344,18 +347,43 @@ class ConformerEngine:
             if hotwords is None:
                 problem = f"the hotwords {request.hotword_version} are not known here: decoded without any"
                 log.error("segment %d of session %s: %s", request.key.segment, request.key.session_id, problem)
-        reading = self._finals.decode(lane, held_ends(segment.features(self._mel)), hotwords)
-        words = self._words(reading, segment.opening.start_sample, request.end_sample)
+        features = held_ends(segment.features(self._mel))
+        start_sample, end_sample = segment.opening.start_sample, request.end_sample
         language = segment.opening.language or self._options.language
-        complete = request.end_sample - segment.opening.start_sample < self._options.longest_ms * _SAMPLES_PER_MS
+        complete = end_sample - start_sample < self._options.longest_ms * _SAMPLES_PER_MS
+        if self._options.endpoints:
+            utterances = tuple(
+                self._utterance(
+                    stretch.reading,
+                    start_sample + stretch.start * _ENCODER_FRAME_SAMPLES,
+                    min(end_sample, start_sample + stretch.stop * _ENCODER_FRAME_SAMPLES),
+                    language,
+                    complete=complete or stretch.ruled,
+                )
+                for stretch in self._finals.utterances(lane, features, hotwords)
+            )
+            return _whole(request.key, utterances, language, problem)
+        whole = self._utterance(self._finals.decode(lane, features, hotwords), start_sample, end_sample, language, complete=complete)
         return FinalText(
             key=request.key,
+            text=whole.text,
+            raw_text=whole.raw_text,
+            words=whole.words,
+            confidence=whole.confidence,
+            language=language,
+            error=problem,
+        )
+
+    def _utterance(self, reading: Reading, start_sample: int, end_sample: int, language: str, *, complete: bool) -> Utterance:
+        """Write down what was said between two samples; ``complete``: it does not go on right after."""
+        words = self._words(reading, start_sample, end_sample)
+        return Utterance(
+            start_sample=start_sample,
+            end_sample=end_sample,
             text=self._writer.write([Written(word.text, word.start_ms, word.end_ms) for word in words], language, complete=complete),
             raw_text=self._units.text(reading.tokens),
             words=words,
             confidence=round(reading.confidence, 2) if len(reading.tokens) else 0.0,
-            language=language,
-            error=problem,
         )
 
     def _words(self, reading: Reading, start_sample: int, end_sample: int) -> tuple[Word, ...]:
@@ -379,6 +407,20 @@ class ConformerEngine:
         self._finals.decode(0, silence[0])
         for language in languages_of(self._units.units):
             self._writer.warm_up(language)
+
+
+def _whole(key: SegmentKey, utterances: tuple[Utterance, ...], language: str, problem: str) -> FinalText:
+    """Return the final of a segment that was cut into utterances."""
+    return FinalText(
+        key=key,
+        text=" ".join(each.text for each in utterances),
+        raw_text=" ".join(each.raw_text for each in utterances),
+        words=tuple(word for each in utterances for word in each.words),
+        confidence=min((each.confidence for each in utterances), default=0.0),
+        language=language,
+        error=problem,
+        utterances=utterances,
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -24,12 +24,14 @@ import torch
 
 from agents.inference.conformer.model import FEATURE_OVERLAP, SUBSAMPLING, StreamingModel, TransformerDecoder
 from agents.inference.conformer.streaming import Precision, StreamingEncoder
+from agents.inference.decoding.endpoint import Endpoint
 from agents.inference.decoding.hotwords import Hotwords
 from agents.inference.decoding.lm import NgramLm
 from agents.inference.decoding.prefix_beam import BeamOptions, NBest, PrefixBeamSearch
 from agents.inference.decoding.rescoring import Rescored, decoder_inputs, rescore
+from agents.inference.engine import MOST_UTTERANCES
 
-__all__ = ["FinalDecoder", "FinalOptions", "Reading", "held_ends", "held_start"]
+__all__ = ["FinalDecoder", "FinalOptions", "Reading", "Stretch", "held_ends", "held_start"]
 
 _Features = npt.NDArray[np.float32]
 
@@ -98,6 +100,23 @@ class Reading:
     rescored: Rescored | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a segment that endpoint rules found: encoder frames from ``start`` to before ``stop``.
+
+    Attributes:
+        start: its first encoder frame.
+        stop: one past its last.
+        ruled: whether a rule ended it; else the segment did.
+        reading: what it says; frames are counted from its own start.
+    """
+
+    start: int
+    stop: int
+    ruled: bool
+    reading: Reading
+
+
 class FinalDecoder:
     """See the module. Several threads may decode at the same time, each in a lane of its own.
 
@@ -138,9 +157,44 @@ class FinalDecoder:
             hotwords: phrases to favour.
         """
         hidden, log_probs = self._encoder.whole(lane, features)
-        search = self._searches[lane] if len(log_probs) <= self._options.max_frames else self._search(len(log_probs))
+        return self._reading(self._search_of(lane, len(log_probs)), hidden, log_probs.cpu().numpy(), hotwords)
+
+    def utterances(self, lane: int, features: _Features, hotwords: Hotwords | None = None) -> list[Stretch]:
+        """Return what a segment says, cut where the endpoint rules end an utterance; silence makes none.
+
+        The rules look at what the canonical pass over the whole segment found, so the cuts depend on the segment alone. Where an utterance
+        ends the search begins anew; the encoder heard all of the segment as one.
+
+        Args:
+            lane: as in ``decode``.
+            features: as in ``decode``.
+            hotwords: as in ``decode``.
+        """
+        hidden, log_probs = self._encoder.whole(lane, features)
+        values = log_probs.cpu().numpy()
+        search = self._search_of(lane, len(values))
+        found: list[Stretch] = []
+        start = 0
+        while start < len(values):
+            length = self._ends_after(search, values[start:], hotwords) if len(found) < MOST_UTTERANCES - 1 else 0
+            stop = start + length if length else len(values)
+            reading = self._reading(search, hidden[start:stop], values[start:stop], hotwords)
+            if len(reading.tokens):
+                found.append(Stretch(start, stop, bool(length), reading))
+            start = stop
+        return found
+
+    def _ends_after(self, search: PrefixBeamSearch, log_probs: _Features, hotwords: Hotwords | None) -> int:
+        """Return after how many of these frames a rule ends the utterance that begins with them; 0: none does."""
         search.open([0], hotwords)
-        search.step([0], log_probs.cpu().numpy()[None])
+        has_text = search.step([0], log_probs[None])
+        search.close([0])
+        blanks = log_probs[None, :, self._model.config.blank]
+        return int(Endpoint(1).step([0], blanks, has_text).frames[0])
+
+    def _reading(self, search: PrefixBeamSearch, hidden: torch.Tensor, log_probs: _Features, hotwords: Hotwords | None) -> Reading:
+        search.open([0], hotwords)
+        search.step([0], log_probs[None])
         nbest = search.finish([0])[0]
         search.close([0])
         if not (self._options.rescoring and len(hidden)):
@@ -150,6 +204,9 @@ class FinalDecoder:
         winner = nbest.hypotheses[rescored.winner]
         confidences = rescored.token_confidences[rescored.winner]
         return Reading(winner.tokens, winner.frames, confidences, rescored.confidence, nbest, rescored)
+
+    def _search_of(self, lane: int, frames: int) -> PrefixBeamSearch:
+        return self._searches[lane] if frames <= self._options.max_frames else self._search(frames)
 
     def _search(self, max_frames: int) -> PrefixBeamSearch:
         config = self._model.config

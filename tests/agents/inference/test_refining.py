@@ -126,6 +126,26 @@ async def test_if_it_cannot_keep_up_segments_go_without(call: SimpleNamespace, m
     assert [each.segment for each in finals(emitted, "refined")] == [0]
 
 
+async def test_what_has_waited_for_too_long_goes_without(call: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted = call.emitted()
+    inputs = call.interleaved(a_call(call, segments=4))
+    second = Second()
+    async with running(emitted, second) as core:
+        second.going.clear()
+        await core.step(inputs[:-6])
+        await until(lambda: len(finals(emitted, "final")) == 3)
+        held = len(inputs[:-6]) - len(emitted.settled)
+        assert held == 3, "each waits for its second pass"
+        monkeypatch.setattr("agents.inference.refining._LONGEST_WAIT_S", 0.0)
+        await core.step(inputs[-6:])
+        await until(lambda: len(finals(emitted, "final")) == 4)
+        assert len(inputs) - len(emitted.settled) == 1, "only the newest waits: the commit goes on"
+        monkeypatch.undo()
+        second.going.set()
+        await emitted.settle(inputs)
+    assert [each.segment for each in finals(emitted, "refined")] == [3]
+
+
 async def test_if_it_is_gone_the_worker_goes_on(call: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     emitted = call.emitted()
     inputs = call.interleaved(a_call(call))
