@@ -171,7 +171,9 @@ class Settings(BaseSettings):
     final_model: str = Field("tiny.en", description="Model of the second pass, as ASR_MODEL.")
     language: str = Field("", description="Language where a session names none; unset: the model's own, or detected.")
     threads: int = Field(1, ge=1, description="CPU threads for each engine worker.")
-    engine_workers: int = Field(2, ge=1, description="Finals that are decoded at the same time; for whisper partials too.")
+    engine_workers: int | None = Field(
+        None, ge=1, description="Finals that are decoded at the same time; for whisper, 2 by default, partials too. [half the cores]"
+    )
     engine_timeout_ms: int = Field(30_000, ge=100, description="An engine that does not answer for this long is killed and restarted.")
     partial_interval_ms: _Ms = Field(
         1_000, description="Shortest time between two partials of one segment, for engines that decode anew; grows with load."
