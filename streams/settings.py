@@ -111,8 +111,8 @@ class Settings(BaseSettings):
     # Voice activity detection
     vad: Literal["fusion", "traditional", "tiny", "silero", "off"] = Field(
         "fusion",
-        description="Detectors: TinyVAD and the traditional one, or one alone; off: all audio is one segment up to the cap, which the engine "
-        "conformer cuts into utterances by endpoint rules.",
+        description="Detectors: TinyVAD and the traditional one, or one alone; off: all audio is one segment up to the cap, which "
+        "the engine conformer cuts into utterances by endpoint rules.",
     )
     vad_backend: Literal["onnx", "openvino", "torch"] = Field("onnx", description="What runs TinyVAD.")
     vad_denoise: bool = Field(True, description="Denoise (FFmpeg afftdn) what the detectors hear; the recogniser hears the original.")
