@@ -204,24 +204,41 @@ def finals(
     hours: Annotated[float, typer.Option(min=0.01, help="Hours of calls; each way takes all of them.")] = 10.0,
     channels: Annotated[int, typer.Option(min=1, help="Calls' channels at the same time.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Which calls.")] = 0,
+    all_ways: Annotated[bool, typer.Option("--all-ways/--few-ways", help="Six ways, each thing by itself, instead of two.")] = False,
+    resume: Annotated[bool, typer.Option("--resume/--anew", help="Go on from what the JSON file holds, if it is there.")] = False,
     model_dir: ModelOption = None,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
     """Compare finals: alone and in company, in frames of other sizes, as a backlog, after restarts. Exit code 1 if any differ.
 
-    The JSON file is written after every wave of calls, so it may be looked at meanwhile, and Ctrl-C loses nothing.
+    The JSON file is written after every wave of calls, so it may be looked at meanwhile, and Ctrl-C loses no more than a wave: --resume
+    goes on from there.
     """
-    from ops.bench.finals import compare_finals
-    from ops.bench.report import write_document
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from ops.bench.finals import ALL_WAYS, WAYS, compare_finals
+    from ops.bench.report import read_document, write_document
+
+    kept = None if json_file is None or str(json_file) == "-" else json_file
 
     def keep(found: Document) -> None:
-        if json_file is not None and str(json_file) != "-":
-            write_document(found, json_file)
+        if kept is not None:
+            write_document(found, kept)
 
+    ways = ALL_WAYS if all_ways else WAYS
+    begun = read_document(kept) if resume and kept is not None and kept.exists() else None
     # That the engine cannot keep up with a backlog is what some ways are for.
     logging.getLogger("agents.inference").setLevel(logging.ERROR)
-    found = compare_finals(hours, channels, model_dir=model_dir, seed=seed, tell=_tell(), keep=keep)
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+        task = progress.add_task("Calls are made up", total=hours * len(ways))
+
+        def tell(done_hours: float, line: str) -> None:
+            progress.update(task, completed=done_hours, description=line)
+
+        found = compare_finals(hours, channels, model_dir=model_dir, ways=ways, seed=seed, begun=begun, tell=tell, keep=keep)
     _leave(found, json_file, plot)
     if any(way["differing"] for way in found["results"]["ways"]):
         raise typer.Exit(_EXIT_LOST)

@@ -23,13 +23,14 @@ from ops.bench.models import model_directory
 from ops.bench.report import Document, Table, document, figure
 from schemas.records import SAMPLE_RATE_HZ, AudioFrame, FlowRecord, SessionEnd, SessionStart, Stamps, Transcript
 from streams.core import SessionKey
+from streams.errors import UserError
 
 if TYPE_CHECKING:
     from agents.inference.engine import Engine
     from ops.demo.calls import Party
     from streams.settings import Settings
 
-__all__ = ["WAYS", "Way", "canonical", "compare_finals", "session_records", "tables"]
+__all__ = ["ALL_WAYS", "WAYS", "Way", "canonical", "compare_finals", "session_records", "tables"]
 
 _CALL_SECONDS: Final = (25.0, 60.0)
 _GAIN_DB: Final = (-12.0, 6.0)
@@ -39,6 +40,8 @@ _STARTED_US: Final = 1_700_000_000 * _US_PER_S
 #: Examples that are kept of what differs.
 _EXAMPLES: Final = 10
 _RESTARTS: Final = 2
+#: Of a recording, frames that come at once: 5 s.
+_BACKLOG_FRAMES: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Way:
         frames_ms: sizes of the recorder's frames, taken at random for each; one: always the same.
         uneven: sessions go on at random, several frames at once or none.
         paced: the engine steps what it has before more comes; else it has a backlog, and takes it many blocks at a time.
+        partials: the engine finds partials meanwhile.
         restarts: the stages are stopped in the middle, and others go on from what they left.
     """
 
@@ -59,14 +63,24 @@ class Way:
     frames_ms: tuple[int, ...] = (_FRAME_MS,)
     uneven: bool = False
     paced: bool = True
+    partials: bool = True
     restarts: bool = False
 
 
-#: The first is what the others are compared with.
+_SIZES_MS: Final = (20, 40, 60, 100, 160, 200, 260, 320, 500)
+
+#: The first is what the others are compared with. All that finals could depend on, company, framing, load, partials and restarts, is in one
+#: of them and not in the other.
 WAYS: Final = (
+    Way("alone, as a recording", together=1, paced=False, partials=False),
+    Way("together, frames of 20 to 500 ms, restarts", frames_ms=_SIZES_MS, uneven=True, restarts=True),
+)
+
+#: Each thing by itself: takes several times as long.
+ALL_WAYS: Final = (
     Way("together"),
     Way("alone", together=1),
-    Way("together, frames of 20 to 500 ms", frames_ms=(20, 40, 60, 100, 160, 200, 260, 320, 500), uneven=True),
+    Way("together, frames of 20 to 500 ms", frames_ms=_SIZES_MS, uneven=True),
     Way("together, frames of 100 ms", frames_ms=(100,)),
     Way("as a backlog", paced=False),
     Way("with restarts", restarts=True, uneven=True),
@@ -82,6 +96,7 @@ class _Tally:
     differing: Counter[str] = field(default_factory=Counter)
     confidences_differing: int = 0
     took_s: float = 0.0
+    cpu_s: float = 0.0
     sizes: Counter[int] = field(default_factory=Counter)
     examples: list[dict[str, Any]] = field(default_factory=list)
 
@@ -100,7 +115,8 @@ def compare_finals(
     model_dir: Path | None,
     ways: Sequence[Way] = WAYS,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _line: None,
+    begun: Document | None = None,
+    tell: Callable[[float, str], None] = lambda _hours, _line: None,
     keep: Callable[[Document], None] = lambda _document: None,
 ) -> Document:
     """Compare the finals of calls that go different ways.
@@ -111,8 +127,12 @@ def compare_finals(
         model_dir: a WeNet model; None: the one that comes along, else a random one.
         ways: the first is what the others are compared with.
         seed: which calls.
-        tell: hears what is going on.
+        begun: what an earlier run left; its calls are not taken again.
+        tell: hears how many hours of audio are done, of all ways together, and what was found.
         keep: is given the document after every wave of calls, so that nothing is lost if this is stopped.
+
+    Raises:
+        UserError: what the earlier run left was found under other conditions.
     """
     from agents.inference.conformer.engine import ConformerEngine, ConformerOptions
     from streams.settings import load_settings
@@ -121,29 +141,49 @@ def compare_finals(
         model = model_directory(model_dir, Path(folder))
         engine = ConformerEngine(model, ConformerOptions(device="cpu", finals_lanes=2))
         settings = load_settings(engine="conformer", model_dir=model)
+        conditions = {"hours_wanted": hours, "channels": channels, "seed": seed, "model_digest": engine.model_digest}
         tallies = {way.name: _Tally() for way in ways}
-        audio_s, wave = 0.0, 0
+        audio_s, wave = (0.0, 0) if begun is None else _go_on(begun, conditions, tallies)
+        found = _document(conditions, audio_s, wave, tallies)
         while audio_s < 3_600 * hours:
             parties = _wave(channels, np.random.default_rng((seed, wave)))
-            audio_s += sum(len(party.pcm) for party in parties) / SAMPLE_RATE_HZ
+            wave_s = sum(len(party.pcm) for party in parties) / SAMPLE_RATE_HZ
             reference: Mapping[tuple[str, int], Transcript] = {}
-            for way in ways:
-                began_s = time.perf_counter()
+            for number, way in enumerate(ways, 1):
+                began_s, began_cpu_s = time.perf_counter(), time.process_time()
                 finals = asyncio.run(_go(way, parties, engine, settings, tallies[way.name], seed + wave))
-                tallies[way.name].took_s += time.perf_counter() - began_s
-                reference = reference or finals
                 tally = tallies[way.name]
+                tally.took_s += time.perf_counter() - began_s
+                tally.cpu_s += time.process_time() - began_cpu_s
+                reference = reference or finals
                 _compare(reference, finals, tally)
-                tell(
-                    f"{audio_s / 3_600:.2f} h, {way.name}: {sum(tallies[way.name].differing.values())} of {tallies[way.name].finals} differ"
-                )
+                done_s = audio_s * len(ways) + wave_s * number
+                tell(done_s / 3_600, f"{way.name}: {sum(tally.differing.values())} of {tally.finals} finals differ")
+            audio_s += wave_s
             wave += 1
-            found = _document(hours, channels, engine.model_digest, audio_s, tallies)
+            found = _document(conditions, audio_s, wave, tallies)
             keep(found)
     return found
 
 
-def _document(hours: float, channels: int, digest: str, audio_s: float, tallies: Mapping[str, _Tally]) -> Document:
+def _go_on(begun: Document, conditions: Mapping[str, Any], tallies: Mapping[str, _Tally]) -> tuple[float, int]:
+    """Take over what an earlier run found; return the seconds of audio and the waves of calls that it took."""
+    results, before = begun["results"], begun["conditions"]
+    told = {name: before.get(name) for name in conditions if name != "hours_wanted"}
+    wanted = {name: value for name, value in conditions.items() if name != "hours_wanted"}
+    if begun["benchmark"] != "finals" or told != wanted or [way["way"] for way in results["ways"]] != list(tallies):
+        raise UserError("The earlier run compared other finals", "Go on with the same channels, seed, ways and model, or begin anew.")
+    for way in results["ways"]:
+        tally = tallies[way["way"]]
+        tally.finals, tally.words, tally.took_s, tally.cpu_s = way["finals"], way["words"], way["took_s"], way["cpu_s"]
+        tally.differing.update(way["differing"])
+        tally.confidences_differing = way["confidences_differing"]
+        tally.sizes.update({int(size): count for size, count in way["steps"].items()})
+        tally.examples += way["examples"]
+    return 3_600 * results["hours"], results["waves"]
+
+
+def _document(conditions: Mapping[str, Any], audio_s: float, waves: int, tallies: Mapping[str, _Tally]) -> Document:
     ways = [
         {
             "way": name,
@@ -152,13 +192,14 @@ def _document(hours: float, channels: int, digest: str, audio_s: float, tallies:
             "differing": dict(tally.differing),
             "confidences_differing": tally.confidences_differing,
             "took_s": round(tally.took_s, 1),
+            "cpu_s": round(tally.cpu_s, 1),
+            "steps": {str(size): count for size, count in sorted(tally.sizes.items())},
             "segments_per_step": round(sum(size * count for size, count in tally.sizes.items()) / max(1, sum(tally.sizes.values())), 2),
             "examples": tally.examples,
         }
         for name, tally in tallies.items()
     ]
-    conditions = {"hours_wanted": hours, "channels": channels, "model_digest": digest}
-    return document("finals", conditions, {"hours": round(audio_s / 3_600, 3), "ways": ways})
+    return document("finals", conditions, {"hours": round(audio_s / 3_600, 6), "waves": waves, "ways": ways})
 
 
 def _compare(reference: Mapping[tuple[str, int], Transcript], finals: Mapping[tuple[str, int], Transcript], tally: _Tally) -> None:
@@ -252,7 +293,7 @@ async def _go(
     from ops.bench.pipeline import Pipeline
 
     rng = np.random.default_rng((seed, len(way.name)))
-    pipeline = Pipeline(settings, engine)
+    pipeline = Pipeline(settings, engine, partials=way.partials)
     await pipeline.start()
     try:
         together = way.together or len(parties)
@@ -277,7 +318,7 @@ async def _feed(way: Way, pipeline: Any, waiting: dict[SessionKey, list[FlowReco
     turn, longest = 0, max(map(len, waiting.values()))
     restarts: NDArray[np.int64] = rng.integers(longest // 5, longest, _RESTARTS) if way.restarts else np.zeros(0, np.int64)
     # Half a second at once where frames are small: in real time steps would not be smaller either.
-    at_once = max(1, round(_FRAME_MS / float(np.mean(way.frames_ms))))
+    at_once = max(1, round(_FRAME_MS / float(np.mean(way.frames_ms)))) if way.paced else _BACKLOG_FRAMES
     while waiting:
         counts = {key: int(rng.integers(0, 2 * at_once + 1)) if way.uneven else at_once for key in waiting}
         await pipeline.feed({key: waiting[key][:count] for key, count in counts.items() if count}, paced=way.paced)
@@ -296,11 +337,12 @@ def tables(found: Document) -> list[Table]:
             str(way["finals"]),
             str(way["words"]),
             figure(way["segments_per_step"], 1),
+            figure(60 * results["hours"] / max(way["cpu_s"], 0.1), 1),
             str(sum(way["differing"].values())),
             ", ".join(f"{count} {what}" for what, count in way["differing"].items()) or "none",
             str(way["confidences_differing"]),
         )
         for way in results["ways"]
     )
-    headings = ("way", "finals", "words", "segments per step", "finals that differ", "in what", "other confidence")
+    headings = ("way", "finals", "words", "segments per step", "hours per CPU minute", "finals that differ", "in what", "other confidence")
     return [Table(f"{results['hours']:.1f} hours of calls, each way through all stages", headings, rows)]

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from agents.inference.engine import Block, Engine, FinalText, Finish, Hypothesis, Opening, SegmentKey
 from schemas.records import FeatureBlock, FlowRecord, SegmentEnd, SessionRecord, Transcript
 from streams.core import Core, Input, SessionKey, SessionState
@@ -29,10 +31,11 @@ _STEP_PATIENCE_S: Final = 0.25
 
 
 class _Borrowed:
-    """An engine that outlives the core that uses it."""
+    """An engine that outlives the core that uses it, and is asked for partials or not."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, partials: bool) -> None:
         self._engine = engine
+        self._partials = partials
         self._open: set[SegmentKey] = set()
         self.name, self.model_digest = engine.name, engine.model_digest
         self.finals_lanes, self.finals_batch, self.blocks_at_once = engine.finals_lanes, engine.finals_batch, engine.blocks_at_once
@@ -45,6 +48,8 @@ class _Borrowed:
         self._engine.open(segments)
 
     def step(self, blocks: Sequence[Block]) -> Sequence[Hypothesis]:
+        if not self._partials:
+            blocks = [msgspec.structs.replace(block, quiet=True) for block in blocks]
         found = self._engine.step(blocks)
         self.stepped += len(blocks)
         if blocks:
@@ -90,11 +95,13 @@ class Pipeline:
     Args:
         settings: of the stages.
         engine: used, not stopped.
+        partials: whether it is to find partials: those take most of the time, and finals do not depend on them.
     """
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(self, settings: Settings, engine: Engine, *, partials: bool = True) -> None:
         self._settings = settings
         self._engine = engine
+        self._partials = partials
         #: Finals by session and segment.
         self.finals: dict[tuple[str, int], Transcript] = {}
         #: Finals that came again and were not the same.
@@ -110,7 +117,7 @@ class Pipeline:
         from agents.inference.core import InferenceCore
         from agents.vad.core import VadCore
 
-        self._borrowed = _Borrowed(self._engine)
+        self._borrowed = _Borrowed(self._engine, partials=self._partials)
         self._outlets = (_Outlet(self._to_features), _Outlet(self._to_inference), _Outlet(self._to_readers))
         self._said: tuple[list[Input], list[Input]] = ([], [])
         self._blocks = self._awaited = self._ends = self._settled = 0

@@ -9,9 +9,11 @@ import pytest
 
 from agents.inference.conformer.engine import ConformerEngine, ConformerOptions
 from ops.bench import finals
-from ops.bench.finals import WAYS, canonical, session_records
+from ops.bench.finals import ALL_WAYS, WAYS, canonical, compare_finals, session_records
+from ops.bench.report import Document
 from ops.demo.calls import Party, assemble
 from schemas.records import AudioFrame, SessionEnd, SessionStart, Transcript
+from streams.errors import UserError
 from streams.settings import load_settings
 
 MODEL = Path(__file__).parents[2] / "data" / "wenet" / "models" / "u2pp"
@@ -42,7 +44,7 @@ def test_finals_are_the_same_every_way(parties: list[Party]) -> None:
     engine = ConformerEngine(MODEL, ConformerOptions(device="cpu", finals_lanes=2, numbers=False))
     settings = load_settings(engine="conformer", model_dir=MODEL)
     found = {}
-    for way in (*WAYS[::2], WAYS[-1]):
+    for way in (*WAYS, ALL_WAYS[-2]):
         tally = finals._Tally()
         found[way.name] = asyncio.run(finals._go(way, parties, engine, settings, tally, 1))
         assert not tally.differing
@@ -85,3 +87,39 @@ def test_what_differs_is_called_by_its_name() -> None:
     tally = finals._Tally()
     finals._compare(other_key, {("s", 0): msgspec.structs.replace(final, confidence=0.8)}, tally)
     assert (dict(tally.differing), tally.confidences_differing) == ({}, 1)
+
+
+def test_a_run_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch, parties: list[Party]) -> None:
+    monkeypatch.setattr(finals, "_wave", lambda _channels, _rng: parties)
+    hours = sum(len(party.pcm) for party in parties) / 16_000 / 3_600
+    kept: list[Document] = []
+    told: list[float] = []
+
+    def compare(waves: float, begun: Document | None = None, **conditions: int) -> Document:
+        ways = WAYS[:2]
+        return compare_finals(
+            waves * hours,
+            **{"channels": 2, **conditions},
+            model_dir=MODEL,
+            ways=ways,
+            begun=begun,
+            tell=lambda done, _line: told.append(done / hours),
+            keep=kept.append,
+        )
+
+    begun = msgspec.json.decode(msgspec.json.encode(compare(0.9)))
+    assert (begun["results"]["waves"], len(kept)) == (1, 1)
+    assert told == pytest.approx([1, 2])
+    whole = compare(1.9, begun)
+    assert (whole["results"]["waves"], len(kept)) == (2, 2)
+    assert told == pytest.approx([1, 2, 3, 4])
+    assert whole["results"]["hours"] == pytest.approx(2 * hours, abs=1e-5)
+    for before, after in zip(begun["results"]["ways"], whole["results"]["ways"], strict=True):
+        assert after["finals"] == 2 * before["finals"] > 0
+        assert after["words"] == 2 * before["words"]
+        assert after["steps"]
+        assert not after["differing"]
+        assert after["took_s"] > before["took_s"]
+    assert compare(1.9, whole)["results"] == whole["results"], "there is nothing left to do"
+    with pytest.raises(UserError, match="other finals"):
+        compare(1.9, begun, channels=3)
