@@ -3,6 +3,8 @@
 Posteriors are made up to look like a trained model's: two of three frames are blank, one in three tokens has rivals, and hotwords occur.
 Each step of all sessions is timed ten times, turn about with the other cases, in CPU time of this thread. A step's time is the least of its
 ten: what other programs do to caches and clocks falls away.
+
+The last case is the whole engine, with the model that comes along, on real calls: what 50,000 hotwords cost a step of encoder and search.
 """
 
 from __future__ import annotations
@@ -171,7 +173,56 @@ def measure(size: int) -> None:
         )
 
 
+def measure_engine() -> None:
+    """Measure steps of the whole engine over real speech, with and without 50,000 phrases of its own domain in force."""
+    import random
+
+    from agents.features.fbank import Fbank
+    from agents.inference.conformer.engine import ConformerEngine, ConformerOptions
+    from agents.inference.engine import Block, Opening, SegmentKey
+    from agents.inference.models import wenet_directory
+    from ops.demo.calls import callers, read_clip
+    from ops.train.phrases import phrase
+    from schemas.records import SAMPLE_RATE_HZ
+
+    folder = wenet_directory(None)
+    engine = ConformerEngine(folder, ConformerOptions(device="cpu", slots=SESSIONS))
+    choose = random.Random(1)
+    found: dict[str, None] = {}
+    while len(found) < PHRASES:
+        found[phrase(choose)] = None
+    units = UnitTable.read(folder / "units.txt", folder / "bpe.model")
+    hotwords = Hotwords.compile([Hotword(phrase=each, boost=3.0) for each in found], units)
+
+    block_samples, lookahead_samples, seconds = SAMPLE_RATE_HZ // 5, 240, 10
+    speech = np.concatenate([read_clip(clip.file) for clip in callers()])
+    fbank = Fbank()
+    steps: list[list[Block]] = [[] for _ in range(5 * seconds)]
+    for session in range(SESSIONS):
+        at = session * (len(speech) - seconds * SAMPLE_RATE_HZ - lookahead_samples) // SESSIONS
+        starts = range(at, at + seconds * SAMPLE_RATE_HZ, block_samples)
+        features = fbank([speech[start : start + block_samples + lookahead_samples].tobytes() for start in starts])
+        for chunk, each in enumerate(features):
+            key = SegmentKey(str(session), 0)
+            steps[chunk].append(Block(key=key, chunk=chunk, hops=20, features=each.astype("<f4").tobytes()))
+
+    keys = [block.key for block in steps[0]]
+    cases = {"none": None, "50,000": hotwords}
+    times = {name: np.empty((REPEATS, len(steps))) for name in cases}
+    for repeat in range(REPEATS):
+        for name, listed in cases.items():
+            engine.use_hotwords("v1" if listed else "", listed)
+            engine.open([Opening(key=key, start_sample=0) for key in keys])
+            for index, blocks in enumerate(steps):
+                times[name][repeat, index], _ = timed(lambda blocks=blocks: engine.step(blocks))
+            engine.close(keys)
+    means = {name: round(float(some.min(axis=0).mean()), 3) for name, some in times.items()}
+    slower = round(means["50,000"] / means["none"], 3)
+    report(case="engine step", sessions=SESSIONS, phrases=hotwords.phrases, states=len(hotwords.tables.states), ms=means, to_none=slower)
+
+
 if __name__ == "__main__":
     report(case="start, cpu s", **start_s())
     for vocabulary in (500, 5_000):
         measure(vocabulary)
+    measure_engine()
