@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     )
     vad_threshold: float = Field(0.5, gt=0.0, lt=1.0, description="The neural detector calls speech what is more probable than this.")
     vad_onset: float = Field(
-        0.9, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
+        0.935, ge=0.0, lt=1.0, description="Speech begins only where TinyVAD finds it more probable than this; it may go on with less."
     )
     vad_margin_db: float = Field(
         0.0, ge=-20.0, le=20.0, description="Speech must stand out from noise by so much more than usual for the traditional detector."

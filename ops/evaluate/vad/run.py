@@ -27,6 +27,7 @@ __all__ = ["Evaluation"]
 
 #: So many scenes are judged in one call: enough for batches, little enough for memory (a scene's spectra take 3 MB).
 _BATCH: Final = 32
+_GOLDEN: Final = 0.618034
 
 
 class Evaluation:
@@ -97,8 +98,9 @@ class Evaluation:
         write_manifest(self.scenes, folder / "scenes.tsv")
         roc(self.scenes, self.verdicts, folder / "roc.png")
         with_speech = [number for number, scene in enumerate(self.scenes) if scene.placed]
-        chosen = with_speech[:: max(1, len(with_speech) // timelines)][:timelines]
-        for number in chosen:
+        # Golden steps: neither the same noise again and again, which comes at even ones, nor its neighbours.
+        chosen = {with_speech[int(len(with_speech) * (step * _GOLDEN % 1))] for step in range(timelines if with_speech else 0)}
+        for number in sorted(chosen):
             verdicts = {name: given[number] for name, given in self.verdicts.items()}
             spans = {name: [(segment.start, segment.end) for segment in found[number]] for name, found in self.segments.items()}
             timeline(self.scenes[number], verdicts, spans, folder / f"timeline-{number:03d}.png")

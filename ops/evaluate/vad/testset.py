@@ -29,7 +29,7 @@ Samples = NDArray[np.float32]
 Part = Literal["recorded", "generated"]
 
 #: Another edition is another draw of everything. Once its figures have led to a change, an edition is no longer blind.
-_EDITION: Final = 4
+_EDITION: Final = 5
 
 SNRS_DB: Final = (-5, 0, 5, 10, 15, 20)
 #: Generated noise lasts as long as it takes; recorded noise at most this, so that the longest do not outweigh the others.

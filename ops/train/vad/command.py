@@ -12,6 +12,8 @@ __all__ = ["main", "recipe"]
 _SHARDS: Final = 5
 _HARD_SHARDS: Final = 3
 _EPOCHS: Final = 18
+#: Recordings whose labels are drawn.
+_PLOTTED: Final = 12
 
 
 def recipe(
@@ -29,20 +31,38 @@ def recipe(
         Path | None,
         typer.Option("--music-dir", exists=True, file_okay=False, help="Folder of more music without voices, for the hard scenes."),
     ] = None,
+    label_plots: Annotated[
+        Path | None,
+        typer.Option("--label-plots", help="Only draw the labels of a sample of the recordings, as a PNG to be checked by eye."),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = _EPOCHS,
 ) -> None:
     """Train TinyVAD and write it as ONNX. What is there already is kept: run it again and it goes on where it stopped."""
-    import torch
     from rich.console import Console
+
+    console = Console(stderr=True)
+    if label_plots is not None:
+        _draw_labels(audio_dir, label_plots)
+        console.print(f"wrote {label_plots}")
+        return
+
+    import torch
 
     from ops.train.vad.export import export
     from ops.train.vad.trainer import prepare, train
 
     torch.set_num_threads(1)  # the network is too small to share out
-    console = Console(stderr=True)
     prepare(audio_dir, work_dir, shards, hard_shards, console.print, music_dir)
     export(train(work_dir, shards, hard_shards, epochs, console.print), output)
     console.print(f"wrote {output}, {output.stat().st_size:,} bytes")
+
+
+def _draw_labels(audio_dir: Path, path: Path) -> None:
+    from ops.train.vad.plots import draw_labels
+    from ops.train.vad.sources import of_kind, recordings
+
+    found = of_kind(recordings(audio_dir, "train"), "speech", "digits")
+    draw_labels(found[:: max(1, len(found) // _PLOTTED)][:_PLOTTED], path)
 
 
 def main() -> None:
