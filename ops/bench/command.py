@@ -231,6 +231,7 @@ def finals(
     begun = read_document(kept) if resume and kept is not None and kept.exists() else None
     # That the engine cannot keep up with a backlog is what some ways are for.
     logging.getLogger("agents.inference").setLevel(logging.ERROR)
+    logging.getLogger("agents.inference.batcher").setLevel(logging.CRITICAL)
     columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
         task = progress.add_task("Calls are made up", total=hours * len(ways))
