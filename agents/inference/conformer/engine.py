@@ -127,6 +127,8 @@ class ConformerOptions(msgspec.Struct, frozen=True, kw_only=True):
         slots: segments that can have partials at the same time.
         block_frames: encoder frames to a block; 5 are 200 ms.
         left_blocks: blocks of the past that a block sees.
+        final_block_frames: encoder frames to a block in finals, which need not wait for what comes: 100 are 4 s; 0: as live.
+        final_left_blocks: blocks of the past that such a block sees.
         beam: hypotheses that the searches follow.
         ctc_weight: what the search counts beside the attention decoders.
         reverse_weight: what the right-to-left decoder counts; None: as the model says.
@@ -151,6 +153,8 @@ class ConformerOptions(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 128
     block_frames: int = 5
     left_blocks: int = 16
+    final_block_frames: int = 100
+    final_left_blocks: int = 4
     beam: int = 10
     ctc_weight: float = 0.8
     reverse_weight: float | None = None
@@ -218,6 +222,8 @@ class ConformerEngine:
             max_frames=self._max_frames,
             precision=_possible(options.final_precision, device),
         )
+        if options.final_block_frames:
+            blocks = {"block_frames": options.final_block_frames, "left_blocks": options.final_left_blocks}
         self._finals = FinalDecoder(model, lanes=len(lanes), options=final_options, lm=lm, **blocks)
         self._free_lanes: queue.SimpleQueue[int] = queue.SimpleQueue()
         for lane in lanes:

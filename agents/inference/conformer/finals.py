@@ -4,8 +4,8 @@ A final must come out the same in company and alone, live and in a replay, howev
 give that by itself: the sum in a matrix product is taken in an order that depends on the shapes, so the last bits of a streaming step
 depend on who shares it, and one bit may decide between two hypotheses. Here nothing but the segment has a say:
 
-* The encoder takes the segment *alone*, whole, in float32 by default, each frame seeing what it would have seen in the stream. Every shape
-  follows from the segment's length.
+* The encoder takes the segment *alone*, whole, in float32 by default, in blocks of its own: longer ones than the stream's, as nothing
+  waits for them (the bundled model gets a third fewer numbers wrong in blocks of 4 s). Every shape follows from the segment's length.
 * The search runs in float64 over those log-probabilities, alone in its slot.
 * The decoders take the n-best of this one segment; their shapes follow from the segment's hypotheses.
 * Features are a function of their chunk alone (see ``agents.features``), and chunks are counted from the segment's start.

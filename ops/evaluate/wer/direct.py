@@ -20,6 +20,7 @@ CONTEXTS: Final[dict[str, tuple[int, int]]] = {
     "blocks of 200 ms, 1.6 s back": (5, 8),
     "blocks of 200 ms, 3.2 s back": (5, 16),
     "blocks of 800 ms, 3.2 s back": (20, 4),
+    "blocks of 4 s, 16 s back (finals)": (100, 4),
     "everything": (800, 0),
 }
 _HOP_SAMPLES: Final = 160

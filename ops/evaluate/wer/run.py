@@ -133,7 +133,7 @@ class WordEvaluation:
             lm=str(settings.lm or ""), numbers=False, punctuation=False, capitals=False,
         )  # fmt: skip
         for context, (block_frames, left_blocks) in CONTEXTS.items():
-            chosen = msgspec.structs.replace(options, block_frames=block_frames, left_blocks=left_blocks)
+            chosen = msgspec.structs.replace(options, block_frames=block_frames, left_blocks=left_blocks, final_block_frames=0)
             for name, said in self._sets.items():
                 with self._console.status(f"{context}: {name}"):
                     partials, finals = decode(model_dir, chosen, [utterance.samples for utterance in said])
