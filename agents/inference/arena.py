@@ -1,11 +1,11 @@
 """Memory that the worker and its engine's process share: the features and audio of blocks lie there, and only word of them is sent.
 
 The worker makes it, without a name, and the engine's process inherits it: when both are gone so is the memory, however they ended. One
-request at a time lies in it, from when it is sent until it is answered, for so an engine is asked: one step at a time. A second one, one that
-is too large, or too small to be worth it, goes through the socket whole. What comes back is text, and short.
+request at a time lies in it, from when it is sent until it is answered, for so an engine is asked: one step at a time. A second one, one
+that is too large, or too small to be worth it, goes through the socket whole. What comes back is text, and short.
 
-Both ways measured turn about on one core, CPU of both processes for each block: a step of 50 blocks of features takes 3.1 us instead of 3.7,
-of 25 blocks 3.5 instead of 3.7, of 10 blocks 5.3 instead of 4.9; with audio too, 50 blocks take 5.0 instead of 6.8.
+Both ways measured turn about on one core, CPU of both processes for each block: a step of 50 blocks of features takes 3.1 us instead of
+3.7, of 25 blocks 3.5 instead of 3.7, of 10 blocks 5.3 instead of 4.9; with audio too, 50 blocks take 5.0 instead of 6.8.
 """
 
 from __future__ import annotations

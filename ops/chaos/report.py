@@ -23,8 +23,8 @@ __all__ = ["PROMISED_STALL_MS", "PROMISED_TAKEOVER_MS", "as_json", "draw", "faul
 PROMISED_TAKEOVER_MS: Final = 3_000
 PROMISED_STALL_MS: Final = 1_000
 #: What a successor reads again begins with an open segment (20 s), or with what was last heard of a call whose recorder was killed, until
-#: that is closed: after 30 s here, see ``command.py``, of silence that one VAD has heard. Each takeover of it and each outage of the brokers
-#: begins anew; three in a row are to be borne.
+#: that is closed: after 30 s here, see ``command.py``, of silence that one VAD has heard. Each takeover of it and each outage of the
+#: brokers begins anew; three in a row are to be borne.
 _LAG_BOUND_S: Final = 4 * 30.0
 #: What a process may grow by in a run without being called leaky: caches fill, arenas do not shrink.
 _GROWTH_BOUNDS: Final = {"rss_bytes": 128 * 2**20, "threads": 4, "handles": 16}
