@@ -58,7 +58,7 @@ def talk(engine: Engine, blocks: dict[str, list[Block]], hotwords: Path, kill: i
 
 
 def test_killed_it_says_the_same(blocks: dict[str, list[Block]], hotwords: Path, tmp_path: Path) -> None:
-    settings = Settings(engine="conformer", model_dir=MODEL, precision="fp32", itn=False, cache_dir=tmp_path)
+    settings = Settings(engine="conformer", model_dir=MODEL, precision="fp32", engine_workers=2, itn=False, cache_dir=tmp_path)
     expected = talk(conformer_engine(str(MODEL), precision="fp32", numbers=False), blocks, hotwords)
     engine = EngineProcess(engine_spec(settings))
     engine.start()
