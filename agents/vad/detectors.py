@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from agents.vad.front import Track
-from agents.vad.fusion import LONG_AGO, confirm, fuse
+from agents.vad.fusion import confirm, fuse
 from agents.vad.spectrum import HOP_SAMPLES, WINDOW_SAMPLES, power_spectra
 from agents.vad.traditional import Traditional
 from streams.settings import Settings
@@ -124,8 +124,9 @@ class Listener:
     probability: np.float32
     neural: NDArray[np.float32]
     traditional: NDArray[np.float32]
-    since: int = LONG_AGO
-    confirmed: bool = False
+    # Nobody knows the noise yet where audio begins, so nobody is certain: what begins with it need not be.
+    since: int = 0
+    confirmed: bool = True
 
 
 class Channel(NamedTuple):

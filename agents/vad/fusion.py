@@ -50,7 +50,7 @@ def confirm(
         speech: the decision about each hop.
         certain: whether it alone is enough for speech to begin.
         closing_hops: a pause of so many hops ends a stretch.
-        since: hops of silence before these, ``LONG_AGO`` at the start.
+        since: hops of silence before these, ``LONG_AGO`` at most.
         confirmed: whether the stretch at hand has been certain somewhere.
 
     Returns:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agents.vad.decode import to_int16
 from agents.vad.detectors import Channel, Detectors, Thresholds
 from agents.vad.front import Front
-from agents.vad.fusion import EVEN, LONG_AGO, confirm
+from agents.vad.fusion import EVEN, confirm
 from agents.vad.spectrum import HOP_SAMPLES
 from schemas.records import SAMPLE_RATE_HZ
 from streams.errors import UserError
@@ -98,7 +98,7 @@ def _tiny_scores(settings: Settings) -> Callable[[Sequence[Samples]], list[Verdi
         for index, late in zip(order.tolist(), np.split(said, np.cumsum(counts[order])[:-1]), strict=True):
             score = late[tiny.delay_hops : tiny.delay_hops + hops[index]]
             certain = score > settings.vad_onset
-            speech, _, _ = confirm(score > settings.vad_threshold, certain, closing_hops, LONG_AGO, False)
+            speech, _, _ = confirm(score > settings.vad_threshold, certain, closing_hops, 0, True)
             verdicts[index] = Verdict(speech, score)
         return verdicts
 

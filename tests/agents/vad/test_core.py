@@ -89,6 +89,11 @@ async def test_preroll_keeps_a_weak_first_sound(call, ear, load, kind, name, lin
     assert first.position_samples == start
 
 
+async def test_a_call_that_begins_with_speech_is_heard_from_its_first_word(call, ear, load):
+    heard = await ear().hear(call().start().pcm(load("en/librispeech_1995-1837-0001.wav")).end().inputs)
+    assert spans_of(heard)[0][0] < 0.14 * 16_000  # where the label says that it begins
+
+
 async def test_a_word_that_the_call_ends_in_is_kept_to_its_end(call, ear, load):
     cut = load("en/goforward.wav")[:26_001]
     heard = await ear().hear(call().start().pcm(cut).end().inputs)
