@@ -79,13 +79,14 @@ class _Block(NamedTuple):
     Attributes:
         slots: (B,) int64.
         positions: absolute positions of the frames, (B * n,) int64.
-        columns: places in the rings of the last m frames, (B, m) int64.
-        hidden: what each frame must not look at, (B, 1, n, ring + n) bool; None for a single whole block, which the ring itself holds.
+        columns: places in the rings of the last m frames, (B, m) int64; None for whole segments: nothing was before, nothing follows.
+        hidden: what each frame must not look at, (B, 1, n, ring + n) bool, or (B, 1, n, n) for whole segments; None for a single whole
+            block, which the ring itself holds.
     """
 
     slots: Tensor
     positions: Tensor
-    columns: Tensor
+    columns: Tensor | None
     hidden: Tensor | None
 
 
@@ -224,24 +225,26 @@ class _Layer:
         value = value.reshape(heads)
         bias = bias.float() + self._bias_positions.index_select(0, block.positions).view(rows, frames, -1)
         pools, slots = self.pools, block.slots
-        if block.hidden is None:
-            self._keep(key, value, bias, block)
+        if block.columns is None:
+            keys, values, biases = key.transpose(1, 2), value.transpose(1, 2), bias.transpose(1, 2)
+        elif block.hidden is None:
+            self._keep(key, value, bias, slots, block.columns)
             keys, values, biases = (pool.index_select(0, slots) for pool in (pools.keys, pools.values, pools.biases))
         else:
             keys = torch.cat((pools.keys.index_select(0, slots), key.transpose(1, 2)), 2)
             values = torch.cat((pools.values.index_select(0, slots), value.transpose(1, 2)), 2)
             biases = torch.cat((pools.biases.index_select(0, slots), bias.transpose(1, 2)), 2)
-            self._keep(key, value, bias, block)
+            self._keep(key, value, bias, slots, block.columns)
         scores = query.reshape(heads).transpose(1, 2) @ keys.transpose(2, 3) + biases[:, :, None]
         if block.hidden is not None:
             scores = scores.masked_fill(block.hidden, -math.inf)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
         return self._join((weights @ values).transpose(1, 2).flatten(2))
 
-    def _keep(self, key: Tensor, value: Tensor, bias: Tensor, block: _Block) -> None:
+    def _keep(self, key: Tensor, value: Tensor, bias: Tensor, slots: Tensor, columns: Tensor) -> None:
         """Write the last frames into the rings."""
-        last = block.columns.size(1)
-        place = block.slots[:, None, None], self._head_numbers, block.columns[:, :, None]
+        last = columns.size(1)
+        place = slots[:, None, None], self._head_numbers, columns[:, :, None]
         self.pools.keys.index_put_(place, key[:, -last:])
         self.pools.values.index_put_(place, value[:, -last:])
         self.pools.biases.index_put_(place, bias[:, -last:])
@@ -371,16 +374,13 @@ class StreamingEncoder:
             nothing = torch.zeros(0, self._size, device=self.device)
             return nothing, self._score(nothing)
         blocks = -(-frames // self.block_frames)
-        padded = np.zeros((1, block_feature_frames(blocks * self.block_frames), self.mel), np.float32)
-        padded[0, : len(features)] = features[: padded.shape[1]]
         rows = np.array([slot])
         before = self._advance(rows, blocks)
-        hidden = self._hidden(before, blocks)
-        # Behind the end there is nothing to look at.
-        hidden[..., hidden.size(-1) - blocks * self.block_frames + frames :] = True
-        positions, columns = (torch.from_numpy(each).to(self.device) for each in self._places(before, blocks))
-        block = _Block(torch.from_numpy(rows).to(self.device), positions, columns, hidden)
-        encoded = self._encode(torch.from_numpy(padded).to(self.device), block)[0, :frames]
+        # The ring is empty, so only the segment itself is looked at; and behind its end there is nothing.
+        hidden = self._hidden(before, blocks)[..., :frames, -blocks * self.block_frames :][..., :frames]
+        block = _Block(torch.from_numpy(rows).to(self.device), torch.arange(frames, device=self.device), None, hidden)
+        needed = np.ascontiguousarray(features[None, : block_feature_frames(frames)], np.float32)
+        encoded = self._encode(torch.from_numpy(needed).to(self.device), block)[0]
         return encoded, self._score(encoded)
 
     def _encode(self, features: Tensor, block: _Block) -> Tensor:
