@@ -44,6 +44,7 @@ WAY = {
     "differing": {"text": 2},
     "confidences_differing": 0,
     "took_s": 1.0,
+    "cpu_s": 1.0,
     "segments_per_step": 1.0,
     "examples": [],
 }
