@@ -190,6 +190,10 @@ class Settings(BaseSettings):
     engine_slots: int = Field(128, ge=1, description="Segments that can have partials at the same time; the others have finals alone.")
     chunk_frames: int = Field(5, ge=1, le=50, description="Encoder frames of 40 ms that are taken at once; 5 are a block of 200 ms.")
     left_chunks: int = Field(16, ge=0, le=100, description="Chunks of the past that the encoder looks back on.")
+    final_chunk_frames: int = Field(
+        100, ge=0, le=500, description="The same for finals, which wait for nothing: 100 frames are 4 s; 0: finals hear as partials do."
+    )
+    final_left_chunks: int = Field(4, ge=0, le=100, description="Chunks of the past that finals look back on.")
     beam: int = Field(10, ge=2, le=64, description="Hypotheses that the search follows, and that are rescored.")
     lm: Path | None = Field(
         None, description="A word n-gram in ARPA format that the search listens to; unset: lm.arpa in the model's folder, if there is one."

@@ -137,6 +137,8 @@ def _conformer_options(settings: Settings) -> dict[str, Any]:
         "slots": settings.engine_slots,
         "block_frames": settings.chunk_frames,
         "left_blocks": settings.left_chunks,
+        "final_block_frames": settings.final_chunk_frames,
+        "final_left_blocks": settings.final_left_chunks,
         "beam": settings.beam,
         "ctc_weight": settings.ctc_weight,
         "reverse_weight": settings.reverse_weight,
