@@ -29,6 +29,8 @@ __all__ = ["Transport"]
 _NO_PARTITION_WAIT_S: Final = 0.02
 _GETMANY_TIMEOUT_S: Final = 0.1
 _FETCH_MAX_WAIT_MS: Final = 50
+_CLOSED: Final = "the handler is closed"
+_CLOSED_WAIT_S: Final = 0.1
 
 
 def _pace(fetcher: Any, interval_s: Callable[[], float]) -> None:
@@ -41,7 +43,15 @@ def _pace(fetcher: Any, interval_s: Callable[[], float]) -> None:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         due_s[node_id] = time.monotonic() + interval_s()
-        return await send(assignment, node_id, request)
+        try:
+            return await send(assignment, node_id, request)
+        except RuntimeError as closed:
+            # What uvloop says of a connection that a killed broker has just closed; aiokafka asks again after every other failure, and
+            # would end the worker for this one.
+            if _CLOSED not in str(closed):
+                raise
+            await asyncio.sleep(_CLOSED_WAIT_S)
+            return False
 
     fetcher._proc_fetch_request = paced  # noqa: SLF001
 

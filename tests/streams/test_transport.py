@@ -115,3 +115,16 @@ async def test_fetches_from_a_broker_keep_the_distance_that_is_asked_for() -> No
         assert await fetcher._proc_fetch_request(None, node_id, None)
     assert sent_s[1][1] - sent_s[1][0] >= 0.03
     assert sent_s[1][2] - sent_s[1][1] >= 0.06
+
+
+async def test_a_connection_that_was_closed_in_the_middle_of_a_fetch_ends_no_worker() -> None:
+    said = ["unable to perform operation on <TCPTransport closed=True>; the handler is closed", "something else"]
+
+    async def fetch(*_: object) -> bool:
+        raise RuntimeError(said.pop(0))
+
+    fetcher = SimpleNamespace(_proc_fetch_request=fetch)
+    _pace(fetcher, lambda: 0.0)
+    assert await fetcher._proc_fetch_request(None, 1, None) is False
+    with pytest.raises(RuntimeError, match="something else"):
+        await fetcher._proc_fetch_request(None, 1, None)
