@@ -316,14 +316,20 @@ class StreamingEncoder:
     @torch.inference_mode()
     def open(self, slots: Sequence[int]) -> None:
         """Begin segments in slots, whatever was there."""
+        rows = self._begin(slots)
+        for pools in self.pools:
+            pools.biases.index_fill_(0, rows, -math.inf)
+            # What is not looked at counts nothing, unless it is no number: one bad segment must not spoil the next.
+            pools.keys.index_fill_(0, rows, 0.0)
+            pools.values.index_fill_(0, rows, 0.0)
+
+    def _begin(self, slots: Sequence[int]) -> Tensor:
+        """Forget what was in slots, but for the rings, which whole segments do not look at; return the slots as an index."""
         rows = torch.tensor(slots, dtype=torch.int64, device=self.device)
         for layer in self._layers:
-            layer.pools.biases.index_fill_(0, rows, -math.inf)
-            # What is not looked at counts nothing, unless it is no number: one bad segment must not spoil the next.
-            layer.pools.keys.index_fill_(0, rows, 0.0)
-            layer.pools.values.index_fill_(0, rows, 0.0)
             layer.pools.history[rows] = layer.silence
         self._taken[list(slots)] = 0
+        return rows
 
     @property
     def pools(self) -> list[_Pools]:
@@ -368,17 +374,17 @@ class StreamingEncoder:
         Returns:
             The encoder's output, (`encoder_frames` of T, size), and the tokens' log-probabilities, (the same, vocabulary) float32.
         """
-        self.open([slot])
+        rows = self._begin([slot])
         frames = max(0, (len(features) - FEATURE_OVERLAP) // SUBSAMPLING)
         if not frames:
             nothing = torch.zeros(0, self._size, device=self.device)
             return nothing, self._score(nothing)
         blocks = -(-frames // self.block_frames)
-        rows = np.array([slot])
-        before = self._advance(rows, blocks)
-        # The ring is empty, so only the segment itself is looked at; and behind its end there is nothing.
-        hidden = self._hidden(before, blocks)[..., :frames, -blocks * self.block_frames :][..., :frames]
-        block = _Block(torch.from_numpy(rows).to(self.device), torch.arange(frames, device=self.device), None, hidden)
+        self._advance(np.array([slot]), blocks)
+        # Nothing was before, so only the segment itself is looked at; and behind its end there is nothing.
+        own = np.arange(blocks)[None]
+        hidden = self._unseen(own, own)[..., :frames, :frames]
+        block = _Block(rows, torch.arange(frames, device=self.device), None, hidden)
         needed = np.ascontiguousarray(features[None, : block_feature_frames(frames)], np.float32)
         encoded = self._encode(torch.from_numpy(needed).to(self.device), block)[0]
         return encoded, self._score(encoded)
@@ -418,7 +424,11 @@ class StreamingEncoder:
         newest = before[:, None] - 1
         in_ring = newest - (newest - places) % self._ring_blocks
         own = before[:, None] + np.arange(blocks)
-        distance = own[:, :, None] - np.concatenate((in_ring, own), 1)[:, None]
+        return self._unseen(own, np.concatenate((in_ring, own), 1))
+
+    def _unseen(self, own: _Indices, others: _Indices) -> Tensor:
+        """Return what the frames of some blocks must not look at in those of others, (B, 1, n, m) bool."""
+        distance = own[:, :, None] - others[:, None]
         hidden = (distance < 0) | (distance > self.left_blocks)
         return torch.from_numpy(hidden.repeat(self.block_frames, 1).repeat(self.block_frames, 2)[:, None]).to(self.device)
 
