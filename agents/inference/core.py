@@ -655,14 +655,15 @@ class InferenceCore(Core):
                 log = self._log(cause.record, outcome.start_sample, "cancelled")
                 self._emitter.emit(cause, (self._cancelled(outcome), log))
             else:
-                self._emit_final(session, outcome, outcome.final)
-                if self._begins_second_passes(outcome, outcome.final):
+                utterances = _utterances(outcome, outcome.final)
+                self._emit_final(session, outcome, outcome.final, utterances)
+                begun = [self._begins_second_pass(each) for each, _ in utterances]
+                if any(begun):
                     continue  # it is done when they are
             self._emitter.done(cause)
 
-    def _emit_final(self, session: _Session, outcome: _Outcome, final: FinalText) -> None:
+    def _emit_final(self, session: _Session, outcome: _Outcome, final: FinalText, utterances: Sequence[tuple[_Outcome, FinalText]]) -> None:
         record = outcome.cause.record
-        utterances = _utterances(outcome, final)
         session.words += len(final.words)
         session.further += len(utterances) - 1
         event = "final"
@@ -675,11 +676,6 @@ class InferenceCore(Core):
         self._emitter.emit(outcome.cause, (*finals, self._session(session, record, outcome.facts), *logs))
 
     # ------------------------------------------------------------------ the second pass
-
-    def _begins_second_passes(self, outcome: _Outcome, final: FinalText) -> bool:
-        """Let a segment, or each utterance of it, begin its second pass; return whether any does."""
-        begun = [self._begins_second_pass(each) for each, _ in _utterances(outcome, final)]
-        return any(begun)
 
     def _begins_second_pass(self, outcome: _Outcome) -> bool:
         if self._second is None or outcome.key is None or not outcome.blocks:

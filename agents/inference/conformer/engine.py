@@ -357,7 +357,8 @@ class ConformerEngine:
         start_sample, end_sample = segment.opening.start_sample, request.end_sample
         language = segment.opening.language or self._options.language
         complete = end_sample - start_sample < self._options.longest_ms * _SAMPLES_PER_MS
-        if self._options.endpoints:
+        cut = self._options.endpoints
+        if cut:
             utterances = tuple(
                 self._utterance(
                     stretch.reading,
@@ -368,16 +369,18 @@ class ConformerEngine:
                 )
                 for stretch in self._finals.utterances(lane, features, hotwords)
             )
-            return _whole(request.key, utterances, language, problem)
-        whole = self._utterance(self._finals.decode(lane, features, hotwords), start_sample, end_sample, language, complete=complete)
+        else:
+            reading = self._finals.decode(lane, features, hotwords)
+            utterances = (self._utterance(reading, start_sample, end_sample, language, complete=complete),)
         return FinalText(
             key=request.key,
-            text=whole.text,
-            raw_text=whole.raw_text,
-            words=whole.words,
-            confidence=whole.confidence,
+            text=" ".join(each.text for each in utterances),
+            raw_text=" ".join(each.raw_text for each in utterances),
+            words=tuple(word for each in utterances for word in each.words),
+            confidence=min((each.confidence for each in utterances), default=0.0),
             language=language,
             error=problem,
+            utterances=utterances if cut else (),
         )
 
     def _utterance(self, reading: Reading, start_sample: int, end_sample: int, language: str, *, complete: bool) -> Utterance:
@@ -413,20 +416,6 @@ class ConformerEngine:
         self._finals.decode(0, silence[0])
         for language in languages_of(self._units.units):
             self._writer.warm_up(language)
-
-
-def _whole(key: SegmentKey, utterances: tuple[Utterance, ...], language: str, problem: str) -> FinalText:
-    """Return the final of a segment that was cut into utterances."""
-    return FinalText(
-        key=key,
-        text=" ".join(each.text for each in utterances),
-        raw_text=" ".join(each.raw_text for each in utterances),
-        words=tuple(word for each in utterances for word in each.words),
-        confidence=min((each.confidence for each in utterances), default=0.0),
-        language=language,
-        error=problem,
-        utterances=utterances,
-    )
 
 
 def _device(name: str) -> torch.device:
