@@ -132,7 +132,7 @@ def _conformer_options(settings: Settings) -> dict[str, Any]:
         "precision": settings.precision,
         "final_precision": settings.final_precision,
         "threads": settings.threads,
-        # With 50 channels on two cores, one lane beside the live one answers a tenth more of the frames in time than two do.
+        # They compete with the live lane for the processor.
         "finals_lanes": settings.engine_workers or max(1, (os.cpu_count() or 1) // 2),
         "slots": settings.engine_slots,
         "block_frames": settings.chunk_frames,
