@@ -41,6 +41,8 @@ DataDir = Annotated[Path, typer.Option("--data-dir", help="Where prepared clips 
 RunDir = Annotated[Path, typer.Option("--run-dir", help="Where a run keeps its checkpoint, log, plot and best model.")]
 Synthetic = Annotated[int, typer.Option(help="How many synthetic phrases to speak.", min=0)]
 Numbers = Annotated[int, typer.Option(help="How many numbers the better synthetic voices read out: those that are installed.", min=0)]
+SyntheticShare = Annotated[float, typer.Option(help="Share of the examples that are synthetic speech.", min=0, max=1)]
+NumberShare = Annotated[float, typer.Option(help="Share of numbers among the recorded examples.", min=0, max=1)]
 DigitSpeaker = Annotated[str, typer.Option(help="The digit speaker of the development set, held out by prepare.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, examples and synthetic voices.")]
 Threads = Annotated[int, typer.Option(help="CPU threads.", min=1)]
@@ -130,8 +132,8 @@ def asr(
         int, typer.Option(help="How many updates the whole run makes; the learning rate falls over the last three in ten.", min=1)
     ] = 10_000,
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-3,
-    synthetic_share: Annotated[float, typer.Option(help="Share of the examples that are synthetic speech.", min=0, max=1)] = 0.35,
-    number_share: Annotated[float, typer.Option(help="Share of numbers among the recorded examples.", min=0, max=1)] = 0.48,
+    synthetic_share: SyntheticShare = 0.35,
+    number_share: NumberShare = 0.48,
     seed: Seed = 1,
     digit_speaker: DigitSpeaker = _DIGIT_SPEAKER,
     threads: Threads = 2,
@@ -155,8 +157,8 @@ def more_numbers(
     / "best",
     updates: Annotated[int, typer.Option(help="How many updates the whole run makes.", min=1)] = 3_000,
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate, from which it falls to nothing.")] = 6e-4,
-    synthetic_share: Annotated[float, typer.Option(help="Share of the examples that are synthetic speech.", min=0, max=1)] = 0.35,
-    number_share: Annotated[float, typer.Option(help="Share of numbers among the recorded examples.", min=0, max=1)] = 0.66,
+    synthetic_share: SyntheticShare = 0.35,
+    number_share: NumberShare = 0.66,
     seed: Seed = 1,
     digit_speaker: DigitSpeaker = _DIGIT_SPEAKER,
     threads: Threads = 2,
