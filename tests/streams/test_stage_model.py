@@ -572,6 +572,13 @@ class System:
         self.assign(worker.stage.route.stage, dict.fromkeys(range(self.partitions), worker))
         await worker.join()
 
+    async def begin(self) -> tuple[Worker, Worker]:
+        """Start a worker of each stage that owns all there is."""
+        both = self.start("vad"), self.start("inference")
+        for worker in both:
+            await self.give_all_to(worker)
+        return both
+
     def kill(self, worker: Worker) -> None:
         """What it had not sent is gone with it, and nobody hears of it again."""
         self.workers[worker.stage.route.stage].remove(worker)
@@ -869,9 +876,7 @@ async def test_a_state_captured_before_a_taken_over_session_goes_on_still_holds_
     """A step of another partition is under way, and the first record after the takeover waits for the next one."""
     system = System()
     calls = [system.call("a", 0), system.call("b", 1)]
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     for call in calls:
         call.speak(FRAMES_A_SEGMENT)
     await system.settle(ear, mind)
@@ -927,9 +932,7 @@ async def test_a_worker_that_was_frozen_and_is_given_its_partition_back_does_not
     """Its client has joined the new generation, its stage has not heard of it, and there is a state to be committed."""
     system = System()
     call = system.call("a", 0)
-    frozen, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(frozen)
-    await system.give_all_to(mind)
+    frozen, mind = await system.begin()
     call.speak(2)
     await frozen.read(0, 10)
     await frozen.begin_step()
@@ -990,9 +993,7 @@ async def test_records_that_were_deleted_before_they_were_read_are_told_of_and_c
     """A group was down for longer than its topic is kept: it goes on with what there is, and the next stage sees what is missing."""
     system = System()
     call = system.call("a", 0)
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     call.speak(FRAMES_A_SEGMENT)
     await system.settle(ear, mind)
     system.kill(ear)
@@ -1017,9 +1018,7 @@ async def test_a_broker_that_does_not_know_its_end_yet_has_lost_nothing(caplog: 
     """One that was killed comes back with the end that it wrote down last, and finds the records after it a moment later."""
     system = System()
     call = system.call("a", 0)
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     call.speak(2 * FRAMES_A_SEGMENT)
     await system.settle(ear, mind)
     log = system.kafka.logs["asr.audio"][0]
@@ -1040,9 +1039,7 @@ async def test_a_topic_that_was_deleted_and_made_anew_is_read_from_its_beginning
     monkeypatch.setattr("streams.stage._CUT_FOR_S", 0.1)
     system = System()
     call = system.call("a", 0)
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     call.speak(2 * FRAMES_A_SEGMENT)
     await system.settle(ear, mind)
     system.kafka.logs["asr.audio"][0].clear()
@@ -1114,9 +1111,7 @@ async def test_a_state_that_does_not_fit_stops_nobody_and_loses_nothing(caplog: 
     """Too many calls on one partition: they go on without a commit, which is told, and a successor replays them."""
     system = System(snapshot_max_bytes=256)
     calls = [system.call(f"call-{number}", number % 2) for number in range(24)]
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     for call in calls:
         call.speak(4)
     await system.settle(ear, mind)
@@ -1136,9 +1131,7 @@ async def test_a_call_that_hangs_holds_up_no_other_on_its_partition() -> None:
     """Its final does not come, or its recorder was killed in the middle of a segment: what others have done is committed all the same."""
     system = System()
     hung = system.call("hung", 0)
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     hung.speak(FRAMES_A_SEGMENT)
     await system.settle(ear)
     other = system.call("other", 0)
@@ -1183,9 +1176,7 @@ async def test_an_input_at_which_the_core_fails_is_rejected_and_every_channel_go
     """It would end each worker that takes the partition over; channels of the same step and of the same partition lose nothing."""
     system = System()
     calls = [system.call(f"call-{number}", number % 2) for number in range(4)]
-    ear, mind = system.start("vad"), system.start("inference")
-    await system.give_all_to(ear)
-    await system.give_all_to(mind)
+    ear, mind = await system.begin()
     for call in calls:
         call.speak(2)
     calls[0].say(POISON + b" 1")
