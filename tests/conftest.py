@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import uuid
@@ -34,6 +35,27 @@ def _no_configuration_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("ASR_") and not name.startswith("ASR_TEST_"):
             monkeypatch.delenv(name)
     monkeypatch.setitem(Settings.model_config, "env_file", None)
+
+
+#: Whose loggers a test has to leave as it found them.
+_LOGGERS = ("streams", "agents", "connectors", "ops", "schemas", "aiokafka", "faust", "mode")
+
+
+def _levels() -> dict[str, tuple[int, bool, bool]]:
+    loggers = {name: logger for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger)}
+    return {
+        name: (logger.level, logger.disabled, logger.propagate)
+        for name, logger in loggers.items()
+        if name.split(".", 1)[0] in _LOGGERS and (logger.level, logger.disabled, logger.propagate) != (logging.NOTSET, False, True)
+    }
+
+
+@pytest.fixture(autouse=True)
+def _loggers_stay_as_they_are() -> Iterator[None]:
+    """What one test silences, another would listen to in vain."""
+    before = _levels()
+    yield
+    assert _levels() == before
 
 
 def _container_broker(stack: ExitStack) -> str | None:

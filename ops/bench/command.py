@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ops.logs import quietened
 from streams.output import JsonOption
 
 if TYPE_CHECKING:
@@ -229,11 +230,13 @@ def finals(
 
     ways = ALL_WAYS if all_ways else WAYS
     begun = read_document(kept) if resume and kept is not None and kept.exists() else None
-    # That the engine cannot keep up with a backlog is what some ways are for.
-    logging.getLogger("agents.inference").setLevel(logging.ERROR)
-    logging.getLogger("agents.inference.batcher").setLevel(logging.CRITICAL)
     columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+    with (
+        quietened(logging.ERROR, "agents.inference"),
+        # That the engine cannot keep up with a backlog is what some ways are for.
+        quietened(logging.CRITICAL, "agents.inference.batcher"),
+        Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress,
+    ):
         task = progress.add_task("Calls are made up", total=hours * len(ways))
 
         def tell(done_hours: float, line: str) -> None:

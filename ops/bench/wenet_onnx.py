@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ops.logs import quietened
+
 if TYPE_CHECKING:
     from agents.inference.conformer.loader import LoadedModel
 
@@ -97,14 +99,9 @@ def quantise(file: Path, quantised: Path) -> None:
     """Write a model with its matrices in 8 bits, as sherpa-onnx's own export does."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    root = logging.getLogger()
-    level = root.level
     # It recommends what sherpa-onnx's export does not do either.
-    root.setLevel(logging.ERROR)
-    try:
+    with quietened(logging.ERROR, ""):
         quantize_dynamic(file, quantised, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8)
-    finally:
-        root.setLevel(level)
 
 
 def write_tokens(loaded: LoadedModel, file: Path) -> None:

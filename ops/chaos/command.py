@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from ops.logs import quietened
 from streams.errors import UserError
 from streams.output import JsonOption, write_json
 
@@ -104,9 +105,6 @@ def chaos(
     from ops.chaos.run import Chaos, Options
     from streams.settings import load_settings
 
-    # Its brokers die: that clients cannot reach them is no news.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    logging.getLogger("streams.kafka").setLevel(logging.CRITICAL)
     console = Console(stderr=json_file == Path("-"), highlight=False)
     settings = load_settings()
     kinds = kinds_of([name.strip() for name in targets.split(",") if name.strip()])
@@ -142,14 +140,12 @@ def chaos(
         strike_for_s=strike_for_s or math.inf,
     )
     console.print(f"{channels} channels, {sum(strike.kills for strike in plan)} kills. Logs: {folder}", markup=False, soft_wrap=True)
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        # Its brokers die: that clients cannot reach them is no news.
+        quietened(logging.CRITICAL, "aiokafka", "streams.kafka"),
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
         bar = progress.add_task("Starting", total=sum(strike.kills for strike in plan))
         run = Chaos(
             settings,
