@@ -28,7 +28,7 @@ demo: $(READY) ## See it: live captions of eight calls, through real Kafka (ASR_
 	$(BIN)/asr demo
 
 test: lint ## Check format, types and everything else, on a real Kafka
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## Check format, style and types
 	$(BIN)/ruff format --check .

@@ -34,7 +34,7 @@ from streams.registry import codec_for
 from streams.retention import sweep, sweep_interval_s
 from streams.settings import Settings
 from streams.stage import Route, Stage
-from streams.transport import Transport
+from streams.transport import Transport, heed_closed_connections
 
 __all__ = ["StreamsApp", "create_app"]
 
@@ -295,6 +295,7 @@ def create_app(settings: Settings) -> StreamsApp:
     """
     # A worker's time is mostly the event loop's: uvloop takes a quarter less of it. Faust makes its loops after this.
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    heed_closed_connections()
     app = StreamsApp(settings, codec_for(settings.schema_registry_url))
     for stage in settings.stages:
         import_module(_AGENT_MODULES[stage]).register(app)

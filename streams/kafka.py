@@ -62,6 +62,9 @@ _ADMIN_TIMEOUT_S: Final = 5.0
 _FETCH_WAIT_MS: Final = 100
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 500
+#: How often what a broker refused, and who leads a partition now, is asked again: a new leader is there 1-2 s after the old one died.
+_RETRY_MS: Final = 50
+_RETRY_MAX_MS: Final = 200
 _REPORT_EVERY_S: Final = 30.0
 _REQUEST_TIMEOUT_MS: Final = 5_000
 #: A record that is not on the broker after this long has failed; a broker that restarts is back in 3-10 s.
@@ -163,6 +166,8 @@ def client_config(settings: Settings) -> dict[str, Any]:
         "security.protocol": settings.security_protocol,
         "reconnect.backoff.ms": _RECONNECT_MS,
         "reconnect.backoff.max.ms": _RECONNECT_MAX_MS,
+        "retry.backoff.ms": _RETRY_MS,
+        "retry.backoff.max.ms": _RETRY_MAX_MS,
         "socket.nagle.disable": True,
         "socket.keepalive.enable": True,
         # librdkafka prints a line at every attempt to reconnect.

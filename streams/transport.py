@@ -14,23 +14,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from aiokafka.errors import IllegalStateError, NotCoordinatorForGroupError, for_code
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.errors import IllegalStateError, KafkaConnectionError, NotCoordinatorForGroupError, for_code
 from aiokafka.protocol.commit import OffsetFetchRequest
 from faust.transport.drivers import aiokafka as driver
 
 from streams.lease import TICK_S, Lease
 
-__all__ = ["Transport"]
+__all__ = ["Transport", "heed_closed_connections"]
 
 _NO_PARTITION_WAIT_S: Final = 0.02
 _GETMANY_TIMEOUT_S: Final = 0.1
 _FETCH_MAX_WAIT_MS: Final = 50
+#: What uvloop says of a connection that is no more.
 _CLOSED: Final = "the handler is closed"
-_CLOSED_WAIT_S: Final = 0.1
+
+
+def heed_closed_connections() -> None:
+    """Let a request on a connection that a dead broker has just closed fail as on any broken one, for all aiokafka clients of the process.
+
+    uvloop raises a ``RuntimeError`` there, where asyncio's own loop drops what is written. aiokafka asks again after every failure that
+    it knows; for one that it does not know, it ends the consumer, and with it the worker.
+    """
+    for name in ("send", "_send_sasl_token"):
+        plain = getattr(AIOKafkaConnection, name)
+        if not hasattr(plain, "__wrapped__"):
+            setattr(AIOKafkaConnection, name, _heeding(plain))
+
+
+def _heeding(send: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(send)
+    def heeding(connection: AIOKafkaConnection, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return send(connection, *args, **kwargs)
+        except RuntimeError as closed:
+            if _CLOSED not in str(closed):
+                raise
+            connection.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(f"Connection at {connection.host}:{connection.port} broken: {closed}") from closed
+
+    return heeding
 
 
 def _pace(fetcher: Any, interval_s: Callable[[], float]) -> None:
@@ -43,15 +71,7 @@ def _pace(fetcher: Any, interval_s: Callable[[], float]) -> None:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         due_s[node_id] = time.monotonic() + interval_s()
-        try:
-            return await send(assignment, node_id, request)
-        except RuntimeError as closed:
-            # What uvloop says of a connection that a killed broker has just closed; aiokafka asks again after every other failure, and
-            # would end the worker for this one.
-            if _CLOSED not in str(closed):
-                raise
-            await asyncio.sleep(_CLOSED_WAIT_S)
-            return False
+        return await send(assignment, node_id, request)
 
     fetcher._proc_fetch_request = paced  # noqa: SLF001
 

@@ -22,6 +22,12 @@ from streams.settings import Settings, load_settings
 PARTITIONS = 4
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long tests, the few of the whole system: where several processes share the work, none ends alone with one."""
+    whole_system = Path(__file__).parent / "system"
+    items.sort(key=lambda item: not item.path.is_relative_to(whole_system))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _ctrl_c_works() -> None:
     """Let the processes under test be interrupted, also where the tests run in the background and inherit that SIGINT is ignored."""

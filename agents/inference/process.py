@@ -59,7 +59,7 @@ _Kind = Literal["step", "final"]
 _START_TIMEOUT_S: Final = 120.0
 #: How often the supervisor looks for requests that are overdue.
 _WATCH_S: Final = 0.05
-#: How often a segment may bring the engine down: a machine out of memory is not the segment's fault, twice is.
+#: How often a segment, or a list of hotwords, may bring the engine down: a machine out of memory is not the segment's fault, twice is.
 _STRIKES: Final = 2
 #: An engine that lived for this long was well; one that dies sooner is started again after a growing wait.
 _WELL_S: Final = 10.0
@@ -246,6 +246,7 @@ class EngineProcess:
         #: Hotwords that the engine must know, by version, those learnt last at the end; and which of them partials listen to.
         self._hotwords: dict[str, str] = {}
         self._in_force = ""
+        self._hotword_strikes: Counter[str] = Counter()
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count()
         self._quick_deaths = 0
@@ -526,8 +527,8 @@ class EngineProcess:
     def _restore(self, child: _Child, calls: Iterable[_Call]) -> bool:
         """Give a new engine every open segment and every outstanding final, each alone; return False if one of them brought it down."""
         try:
-            for version, folder in self._hotwords.items():
-                self._alone(child, (), Learn(next(self._numbers), version, folder, version == self._in_force))
+            for version, folder in list(self._hotwords.items()):
+                self._teach(child, version, folder)
             for key, entry in self._book.items():
                 if not entry.failure:
                     self._alone(child, (key,), Replay(next(self._numbers), entry.opening, tuple(entry.blocks)))
@@ -539,6 +540,19 @@ class EngineProcess:
         except _DownError:
             return False
         return True
+
+    def _teach(self, child: _Child, version: str, folder: str) -> None:
+        """Let a new engine learn hotwords; give the list up if it brings engines down: finals that name it say that it is not known."""
+        try:
+            self._alone(child, (), Learn(next(self._numbers), version, folder, version == self._in_force))
+        except _DownError as down:
+            self._hotword_strikes[version] += 1
+            if self._hotword_strikes[version] >= _STRIKES:
+                with self._lock:
+                    self._hotwords.pop(version, None)
+                log.error("the hotwords %s are given up: %s", version, down)  # noqa: TRY400 the cause is in the message
+            raise
+        del self._hotword_strikes[version]
 
     def _alone(self, child: _Child, keys: tuple[SegmentKey, ...], request: Request) -> Answer:
         """Ask a new engine for one thing of one segment, or of none, and hold it against the segment if that brings the engine down."""

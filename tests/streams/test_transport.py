@@ -6,13 +6,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import uvloop
+from aiokafka.conn import AIOKafkaConnection, create_conn
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import GroupLoadInProgressError, KafkaError, NotCoordinatorForGroupError
+from aiokafka.errors import GroupLoadInProgressError, KafkaConnectionError, KafkaError, NotCoordinatorForGroupError
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from streams.lease import Lease
-from streams.transport import Consumer, _confirm, _heed_refusals, _NothingRead, _pace
+from streams.settings import Settings
+from streams.transport import Consumer, _confirm, _heed_refusals, _heeding, _NothingRead, _pace, heed_closed_connections
 
 AT = TopicPartition("asr.audio", 1)
 
@@ -117,14 +121,28 @@ async def test_fetches_from_a_broker_keep_the_distance_that_is_asked_for() -> No
     assert sent_s[1][2] - sent_s[1][1] >= 0.06
 
 
-async def test_a_connection_that_was_closed_in_the_middle_of_a_fetch_ends_no_worker() -> None:
-    said = ["unable to perform operation on <TCPTransport closed=True>; the handler is closed", "something else"]
+@pytest.mark.broker
+def test_a_request_on_a_connection_that_was_just_closed_can_be_repeated(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch, a heartbeat, a question for the coordinator: whichever comes first after a broker was killed."""
+    monkeypatch.setattr(AIOKafkaConnection, "send", AIOKafkaConnection.send)  # as it was, afterwards
+    heed_closed_connections()
+    host, port = settings.bootstrap_servers.split(",")[0].split(":")
 
-    async def fetch(*_: object) -> bool:
-        raise RuntimeError(said.pop(0))
+    async def ask() -> None:
+        connection = await create_conn(host, int(port))
+        await connection.send(MetadataRequest([]))
+        connection._writer.transport.abort()
+        await asyncio.sleep(0)
+        with pytest.raises(KafkaConnectionError, match="handler is closed"):
+            await connection.send(MetadataRequest([]))
+        assert not connection.connected()
 
-    fetcher = SimpleNamespace(_proc_fetch_request=fetch)
-    _pace(fetcher, lambda: 0.0)
-    assert await fetcher._proc_fetch_request(None, 1, None) is False
+    uvloop.run(ask())
+
+
+def test_other_failures_of_a_connection_are_passed_on() -> None:
+    def send(*_: object) -> None:
+        raise RuntimeError("something else")
+
     with pytest.raises(RuntimeError, match="something else"):
-        await fetcher._proc_fetch_request(None, 1, None)
+        _heeding(send)(SimpleNamespace(), None)

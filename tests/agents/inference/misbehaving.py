@@ -1,4 +1,4 @@
-"""An instant engine that dies, hangs, fails or babbles where it is told to: at a step or a final of the sessions so named."""
+"""An instant engine that dies, hangs, fails or babbles where it is told to: at a step or final of sessions, or at hotwords, so named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from agents.inference.engine import Block, FinalText, Finish, Hypothesis, SegmentKey
+from agents.inference.engine import Block, FinalText, Finish, Hypothesis
 from agents.inference.instant import InstantEngine
 
 HANG_S = 3_600
@@ -20,7 +20,7 @@ UNSENDABLE = "\ud800"
 
 class MisbehavingEngine(InstantEngine):
     """Misbehaves at sessions whose id begins with ``die``, ``hang``, ``fail``, ``curse`` or ``exit``, at the stage that follows:
-    ``die-step-1``; the finals of those that begin with ``babble`` cannot be encoded.
+    ``die-step-1``, and at hotwords of such versions: ``die-learn``; the finals of those that begin with ``babble`` cannot be encoded.
 
     Args:
         once_in: where given, it misbehaves only as long as there is no file of the session's name in this folder, and leaves one.
@@ -39,21 +39,25 @@ class MisbehavingEngine(InstantEngine):
     def step(self, blocks: Sequence[Block]) -> Sequence[Hypothesis]:
         for block in blocks:
             if block.chunk == self._at_block:
-                self._misbehave(block.key, "step")
+                self._misbehave(block.key.session_id, "step")
         return super().step(blocks)
 
     def finish(self, requests: Sequence[Finish]) -> Sequence[FinalText]:
         for request in requests:
-            self._misbehave(request.key, "final")
+            self._misbehave(request.key.session_id, "final")
         finals = super().finish(requests)
         return [msgspec.structs.replace(each, text=UNSENDABLE) if each.key.session_id.startswith("babble") else each for each in finals]
 
-    def _misbehave(self, key: SegmentKey, when: str) -> None:
-        how, _, rest = key.session_id.partition("-")
+    def hotwords(self, version: str, folder: str, *, in_force: bool = True) -> None:
+        self._misbehave(version, "learn")
+        super().hotwords(version, folder, in_force=in_force)
+
+    def _misbehave(self, name: str, when: str) -> None:
+        how, _, rest = name.partition("-")
         if not rest.startswith(when):
             return
         if self._once_in:
-            mark = Path(self._once_in) / key.session_id
+            mark = Path(self._once_in) / name
             if mark.exists():
                 return
             mark.touch()

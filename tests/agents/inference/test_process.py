@@ -179,6 +179,22 @@ def test_what_cannot_be_sent_silences_no_lane(poisoned: str, cause: str, misbeha
         assert whole(engine, "later") == undisturbed("later")
 
 
+@pytest.mark.parametrize("how", ["die", "hang"])
+def test_hotwords_that_bring_engines_down_are_given_up(how: str, misbehaving: str, caplog: pytest.LogCaptureFixture) -> None:
+    with running(EngineSpec(factory=misbehaving), HANG_MS) as engine:
+        begin(engine, "good")
+        engine.step(blocks("good")[:1])
+        engine.hotwords("sound", "/hotwords/sound")
+        engine.hotwords(f"{how}-learn", "/hotwords/poisoned")
+        assert [message for message in caplog.messages if "given up" in message and f"hotwords {how}-learn" in message]
+        restarts = engine.restarts
+        os.kill(engine.pid, signal.SIGKILL)
+        for block in blocks("good")[1:]:
+            engine.step([block])
+        assert finals(engine, "good") == undisturbed("good")
+        assert engine.restarts == restarts + 1, "the next engine is spared"
+
+
 def test_a_long_final_does_not_hold_up_steps(misbehaving: str, tmp_path: Path) -> None:
     spec = EngineSpec(factory=misbehaving, options={"once_in": str(tmp_path)})
     with running(spec, timeout_ms=2_000) as engine, ThreadPoolExecutor(1) as pool:
