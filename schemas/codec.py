@@ -31,6 +31,9 @@ _SINGLE_OBJECT_MARKER: Final = b"\xc3\x01"
 _FINGERPRINT_BYTES: Final = 8
 _CONFLUENT_MARKER: Final = 0
 _SCHEMA_ID_BYTES: Final = 4
+#: What Avro's ``int`` holds: 32 bits.
+_INT_MIN: Final = -(2**31)
+_INT_MAX: Final = 2**31 - 1
 
 _Schema = dict[str, Any]
 
@@ -89,7 +92,14 @@ class _Writer:
         self.name = name
         self.text = json.dumps(schema)
         self.parsed = fastavro.parse_schema(dict(schema), named_schemas={})
+        self._ints = [field["name"] for field in schema["fields"] if field["type"] == "int"]
         self.prefix = _SINGLE_OBJECT_MARKER + _fingerprint(self.parsed)
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Raise OverflowError for an int of more than 32 bits: fastavro reads it from damaged bytes, and nobody could write it on."""
+        for name in self._ints:
+            if not _INT_MIN <= fields[name] <= _INT_MAX:
+                raise OverflowError(f"{name} is {fields[name]}, which is no int")
 
 
 class Codec:
@@ -144,7 +154,8 @@ class Codec:
         body = io.BytesIO(value)
         body.seek(start)
         try:
-            fields = fastavro.schemaless_reader(body, written_with, None if written_with is writer.parsed else writer.parsed)
+            fields: Any = fastavro.schemaless_reader(body, written_with, None if written_with is writer.parsed else writer.parsed)
+            writer.check(fields)
             record = msgspec.convert(fields, RECORDS[name])
         except Exception as damage:  # fastavro raises whatever the damaged bytes lead it to
             raise DecodeError(f"the {name} is damaged: {type(damage).__name__}: {damage}") from damage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -89,7 +90,11 @@ def kafka_classpath(cache_dir: Path, on_progress: Callable[[str], None] = lambda
     if not folder.is_dir():
         on_progress(f"Fetching Apache Kafka {KAFKA_VERSION} from Maven Central (54 MB, once)")
     try:
-        environments = [jgo.build(endpoint, cache_dir=folder).path for endpoint in _ENDPOINTS]
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with (cache_dir / "kafka.lock").open("wb") as lock:
+            # jgo lets two that fetch at once take each other's half-made folders for whole ones.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            environments = [jgo.build(endpoint, cache_dir=folder).path for endpoint in _ENDPOINTS]
     except OSError as refused:  # requests' errors are OSErrors too
         reason = f"{type(refused).__name__}: {refused}".splitlines()[0]
         raise BrokerError(

@@ -142,6 +142,18 @@ def test_value_that_does_not_fit_is_never_written_and_named(field: str, value: o
         default_codec().encode(msgspec.structs.replace(_FRAME, **{field: value}))
 
 
+@given(records, st.integers(2**31, 2**40) | st.integers(-(2**40), -(2**31) - 1))
+def test_int_that_is_too_long_is_a_decode_error(record: Record, number: int) -> None:
+    schema = schema_of(type(record))
+    head = default_codec().encode(record)[:10]
+    for name in (field["name"] for field in schema["fields"] if field["type"] == "int"):
+        body = io.BytesIO()
+        fields = msgspec.to_builtins(record, builtin_types=(bytes,)) | {name: number}
+        fastavro.schemaless_writer(body, fastavro.parse_schema(dict(schema), named_schemas={}), fields)
+        with pytest.raises(DecodeError, match=f"{name} is {number}"):
+            default_codec().decode(head + body.getvalue())
+
+
 @given(st.binary(max_size=200) | st.none())
 def test_any_bytes_are_a_record_or_a_decode_error(value: bytes | None) -> None:
     _decodes_or_refuses(value)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import jgo
 import pytest
 
 from ops.broker import runtime
@@ -93,3 +98,19 @@ def test_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "kafka").write_text("a file where the folder should be")
     with pytest.raises(BrokerError, match="could not be fetched"):
         kafka_classpath(tmp_path)
+
+
+def test_two_that_need_kafka_at_once_fetch_it_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetching, most = threading.Semaphore(1), []
+
+    def build(endpoint: str, cache_dir: Path) -> SimpleNamespace:
+        most.append(fetching.acquire(blocking=False))
+        time.sleep(0.02)
+        fetching.release()
+        return SimpleNamespace(path=cache_dir / endpoint)
+
+    monkeypatch.setattr(jgo, "build", build)
+    with ThreadPoolExecutor(4) as four:
+        paths = set(four.map(kafka_classpath, [tmp_path / "cache"] * 4))
+    assert len(paths) == 1
+    assert all(most)
