@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, cast
 
 import msgspec
@@ -163,6 +163,9 @@ class Stage(Service, Emitter):
     ) -> None:
         super().__init__(**kwargs)
         self.route = route
+        # Finding a label's counter takes longer than counting.
+        self._inputs = metrics.INPUTS.labels(route.stage)
+        self._outputs = cache(partial(metrics.OUTPUTS.labels, route.stage))
         self.source_name = route.source.full_name(settings)
         self.core = make_core(settings, self)
         self.tenures: dict[int, Tenure] = {}
@@ -218,7 +221,7 @@ class Stage(Service, Emitter):
         tenure = self.tenures.get(partition)
         if tenure is None or self._draining or not await self._continues(tenure, offset):
             return
-        metrics.INPUTS.labels(self.route.stage).inc()
+        self._inputs.inc()
         if self._poison and (reason := self._poison.get((partition, offset))) is not None:
             self._reject(tenure, offset, key, value, reason)
             return
@@ -355,7 +358,7 @@ class Stage(Service, Emitter):
 
     def _send(self, tenure: Tenure, offset: int, topic: Topic, record: SessionRecord) -> None:
         tenure.frontier.hold(offset)
-        metrics.OUTPUTS.labels(self.route.stage, type(record).__name__).inc()
+        self._outputs(type(record).__name__).inc()
         self._hand_over(tenure, topic, record, lambda: self._release(tenure, offset))
 
     def _hand_over(self, tenure: Tenure, topic: Topic, record: SessionRecord, on_ack: Callable[[], None]) -> None:
